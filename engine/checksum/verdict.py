@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from engine.checksum.payload import Payload, PayloadGroup
 from engine.checksum.records import GroupBlocks, Merge, MergedGroup
 
@@ -128,11 +130,11 @@ def _judge_group(
     compared = _common_positions(sent_tokens, sent, mine)
     if not compared:
         return _unverified_group(group_id, blocks, UnverifiedReason.NO_COMMON_POSITION)
-    differing = tuple(
-        p for p in compared if sent.values[p - sent.start] != int(mine.values[p - mine.blocks.start])
-    )
+    theirs = sent.values[compared.start - sent.start : compared.stop - sent.start]
+    ours = mine.values[compared.start - mine.blocks.start : compared.stop - mine.blocks.start]
+    differing = tuple(compared.start + int(offset) for offset in np.flatnonzero(theirs != ours))
     status = VerdictStatus.MISMATCH if differing else VerdictStatus.VERIFIED
-    return GroupVerdict(group_id, status, None, tuple(mine.blocks.positions), compared, differing)
+    return GroupVerdict(group_id, status, None, tuple(mine.blocks.positions), tuple(compared), differing)
 
 
 def _unverified_reason(
@@ -151,16 +153,11 @@ def _unverified_reason(
     return None
 
 
-def _common_positions(sent_tokens: int, sent: PayloadGroup, mine: MergedGroup) -> tuple[int, ...]:
+def _common_positions(sent_tokens: int, sent: PayloadGroup, mine: MergedGroup) -> range:
     """Positions that both sides hold with the same number of tokens in the block (BLK-4)."""
-    size = mine.blocks.block_size
-    sent_positions = range(sent.start, sent.start + len(sent.values))
-    first = max(sent_positions.start, mine.blocks.positions.start)
-    last = min(sent_positions.stop, mine.blocks.positions.stop)
-    common = []
-    for position in range(first, last):
-        theirs = min(sent_tokens - position * size, size)
-        ours = min(mine.blocks.num_tokens - position * size, size)
-        if theirs == ours and ours > 0:
-            common.append(position)
-    return tuple(common)
+    size, our_tokens = mine.blocks.block_size, mine.blocks.num_tokens
+    # Blocks that are full on both sides are alike; a last block in part only if the requests are equally long.
+    alike = -(-our_tokens // size) if sent_tokens == our_tokens else min(sent_tokens, our_tokens) // size
+    first = max(sent.start, mine.blocks.start)
+    last = min(sent.start + len(sent.values), mine.blocks.positions.stop, alike)
+    return range(first, max(first, last))

@@ -1,0 +1,96 @@
+"""D's scheduler: what a load should hold, what its workers found, and the verdict (CON-1 to CON-6, VER-4)."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.checksum.payload import Payload, PayloadInvalid, PayloadLimits, decode
+from engine.checksum.records import GroupBlocks, WorkerRecord, WorldShape, merge_records
+from engine.checksum.verdict import (
+    NotCheckedReason,
+    UnverifiedReason,
+    Verdict,
+    VerdictStatus,
+    judge_load,
+    not_checked,
+)
+from engine.request import Request
+from engine.seams import PayloadDecoded, Seams
+
+logger = logging.getLogger(__name__)
+CHECKSUMS_PARAM = "kv_checksums"
+_warned: set[str] = set()
+
+
+@dataclass(slots=True, eq=False)
+class _PendingLoad:
+    payload: Payload | UnverifiedReason
+    groups: Mapping[int, GroupBlocks]
+    records: list[WorkerRecord] = field(default_factory=list)
+
+
+class ConsumerChecksums:
+    """The loads of one consumer that will be judged, by request id. `counts` counts requests (VER-4)."""
+
+    def __init__(self, engine: str, world: WorldShape, max_model_len: int, seams: Seams) -> None:
+        self._engine = engine
+        self._world = world
+        self._max_model_len = max_model_len
+        self._seams = seams
+        self._pending: dict[str, _PendingLoad] = {}
+        self.counts: Counter[tuple[VerdictStatus, str | None]] = Counter()
+
+    def start(self, request: Request, groups: Mapping[int, GroupBlocks]) -> None:
+        """A load starts: decode what P sent, before anything is transferred (CON-1)."""
+        block_sizes = [blocks.block_size for blocks in groups.values()]
+        limits = PayloadLimits.for_engine(self._max_model_len, block_sizes).for_request(request.num_prompt_tokens)
+        payload = self._decode(request, limits)
+        decoded = self._seams.emit(PayloadDecoded(self._engine, request.request_id, payload)).event
+        self._pending[request.request_id] = _PendingLoad(decoded.payload, groups)
+
+    def add(self, request_id: str, records: list[WorkerRecord]) -> None:
+        """Workers' records of a load; kept until the load is judged (CON-3)."""
+        pending = self._pending.get(request_id)
+        if pending is not None:
+            pending.records.extend(records)
+
+    def judge(self, request_id: str) -> Verdict:
+        """The verdict of a load that every worker reported finished."""
+        pending = self._pending.pop(request_id, None)
+        if pending is None:
+            return self._count(request_id, not_checked(NotCheckedReason.NO_CARRIER))
+        merge = merge_records(pending.groups, pending.records, self._world)
+        return self._count(request_id, judge_load(pending.payload, pending.groups, merge))
+
+    def drop(self, request_id: str) -> None:
+        """The load failed or its request ended: it is not compared (CON-2, CON-4)."""
+        self._pending.pop(request_id, None)
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    def _decode(self, request: Request, limits: PayloadLimits) -> Payload | UnverifiedReason:
+        text = request.param(CHECKSUMS_PARAM)
+        if text is None:
+            return UnverifiedReason.NO_CHECKSUMS
+        try:
+            return decode(text, limits)
+        except PayloadInvalid as error:
+            logger.debug("request %s: %s", request.request_id, error)
+            return UnverifiedReason.INVALID
+
+    def _count(self, request_id: str, verdict: Verdict) -> Verdict:
+        self.counts[verdict.status, verdict.reason] += 1
+        if verdict.status is VerdictStatus.MISMATCH:
+            bad = {g.group_id: list(g.differing) for g in verdict.groups if g.differing}
+            logger.error("request %s: KV checksum mismatch, block positions by group: %s", request_id, bad)
+        elif verdict.status is VerdictStatus.UNVERIFIED and verdict.reason is not None:
+            if verdict.reason not in _warned:
+                _warned.add(verdict.reason)
+                logger.warning("KV loads cannot be verified: %s (logged once per reason)", verdict.reason)
+            logger.debug("request %s: load unverified: %s", request_id, verdict.reason)
+        return verdict

@@ -1,0 +1,93 @@
+"""A worker's part: checksum the blocks it was told to, and report without making the step wait (PRO-3, CON-6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache import PagedKVCache
+from engine.checksum.payload import fingerprint, layer_number
+from engine.checksum.records import GroupBlocks, GroupSums, WorkerRecord
+from kernels.torch_path import LayerCache, block_checksums, as_uint64
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """A layer of a KV cache group as its fingerprint sees it (FPR-1)."""
+
+    name: str
+    spec_type: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRecord:
+    """A record whose sums may still be on their way to the host. Only `finalise` waits for them."""
+
+    request_id: str
+    tp_rank: int
+    pp_rank: int
+    groups: Mapping[int, tuple[GroupBlocks, int, torch.Tensor]]
+    ready: torch.cuda.Event | None
+
+    def finalise(self) -> WorkerRecord:
+        """The record, once the device is done."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        sums = {
+            group_id: GroupSums(blocks, layers, as_uint64(values))
+            for group_id, (blocks, layers, values) in self.groups.items()
+        }
+        return WorkerRecord(self.request_id, self.tp_rank, self.pp_rank, sums)
+
+
+class ChecksumWorker:
+    """Sums blocks of one worker's caches. One full-attention group holds all layers."""
+
+    def __init__(self, cache: PagedKVCache, layers: list[LayerSpec], tp_rank: int, pp_rank: int, first_head: int) -> None:
+        self._tp_rank = tp_rank
+        self._pp_rank = pp_rank
+        self._fingerprint = fingerprint((spec.name, spec.spec_type, spec.dtype) for spec in layers)
+        self._layers = []
+        for spec, tensor in zip(layers, cache.layers, strict=True):
+            number = layer_number(spec.name)
+            if number is None:
+                raise ValueError(f"layer name {spec.name!r} holds no single layer number")
+            self._layers.append(LayerCache(number, first_head, (tensor[:, 0], tensor[:, 1])))
+        self._on_cuda = cache.layers[0].is_cuda
+        self._copy_stream = torch.cuda.Stream() if self._on_cuda else None
+
+    def checksum(self, request_id: str, groups: Mapping[int, GroupBlocks]) -> PendingRecord:
+        """Start summing these blocks as they are now; returns without waiting for the device."""
+        values = {group_id: self._sums(blocks) for group_id, blocks in groups.items()}
+        ready = None
+        if self._copy_stream is not None:
+            values, ready = self._copy_to_host(values, self._copy_stream)
+        pending = {g: (groups[g], self._fingerprint, values[g]) for g in groups}
+        return PendingRecord(request_id, self._tp_rank, self._pp_rank, pending, ready)
+
+    def _sums(self, blocks: GroupBlocks) -> torch.Tensor:
+        return block_checksums(
+            self._layers,
+            blocks.block_ids,
+            block_size=blocks.block_size,
+            start=blocks.start,
+            num_tokens=blocks.num_tokens,
+        )
+
+    @staticmethod
+    def _copy_to_host(
+        values: dict[int, torch.Tensor], stream: torch.cuda.Stream
+    ) -> tuple[dict[int, torch.Tensor], torch.cuda.Event]:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            host = {}
+            for group_id, tensor in values.items():
+                pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                host[group_id] = pinned.copy_(tensor, non_blocking=True)
+                tensor.record_stream(stream)
+            ready = torch.cuda.Event(blocking=True)
+            ready.record(stream)
+        return host, ready

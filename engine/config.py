@@ -1,0 +1,99 @@
+"""What an engine is built from. Every size that two engines must agree on, or may differ in, is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.checksum.policy import ChecksumSettings
+from engine.errors import StartupError
+from engine.numerics import MAX_CONTEXT
+
+Layout = Literal["HND", "NHD"]
+KVDtype = Literal["bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder-only transformer. `head_dim` is even (RoPE) and a slice is whole 8-byte pieces (DEF-2)."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_size: int
+
+
+PRESETS = {
+    "tiny": ModelConfig("tiny", 2, 64, 4, 2, 16, 128),
+    "small": ModelConfig("small", 4, 128, 8, 4, 16, 256),
+}
+
+
+def preset(name: str) -> ModelConfig:
+    """The model preset of that name.
+
+    Raises:
+        StartupError: there is none.
+    """
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise StartupError(f"unknown model preset {name!r}: use one of {', '.join(PRESETS)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine. Sizes are in tokens or blocks; `num_blocks` counts the null block 0 as well."""
+
+    engine_id: str
+    model: ModelConfig = PRESETS["tiny"]
+    seed: int = 0
+    block_size: int = 16
+    num_blocks: int = 64
+    layout: Layout = "HND"
+    kv_dtype: KVDtype = "bfloat16"
+    max_model_len: int | None = None
+    max_batched_tokens: int = 64
+    max_num_seqs: int = 8
+    steps_in_flight: int = 2
+    prefix_caching: bool = True
+    lease_ticks: int = 1_000_000
+    device: str = "cpu"
+    checksum: ChecksumSettings = field(default_factory=ChecksumSettings)
+
+    def __post_init__(self) -> None:
+        minimums = {
+            "block_size": 1,
+            "num_blocks": 2,
+            "max_batched_tokens": 1,
+            "max_num_seqs": 1,
+            "steps_in_flight": 1,
+            "lease_ticks": 1,
+        }
+        for name, minimum in minimums.items():
+            value = getattr(self, name)
+            if value < minimum:
+                raise StartupError(f"engine {self.engine_id}: {name} is {value}: use {minimum} or more")
+        if self.layout not in ("HND", "NHD"):
+            raise StartupError(f"engine {self.engine_id}: layout is {self.layout!r}: use HND or NHD")
+        if self.kv_dtype not in ("bfloat16", "float16"):
+            raise StartupError(f"engine {self.engine_id}: kv_dtype is {self.kv_dtype!r}: use bfloat16 or float16")
+        if not 1 <= self.context_limit <= min(self.capacity, MAX_CONTEXT):
+            raise StartupError(
+                f"engine {self.engine_id}: max_model_len is {self.context_limit}: use 1 to "
+                f"{min(self.capacity, MAX_CONTEXT)} ({self.num_blocks} blocks of {self.block_size} hold "
+                f"{self.capacity} tokens, the arithmetic {MAX_CONTEXT})"
+            )
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the pool can hold."""
+        return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def context_limit(self) -> int:
+        """Most tokens of one request, prompt and output: `max_model_len`, or what the pool can hold."""
+        return min(self.capacity, MAX_CONTEXT) if self.max_model_len is None else self.max_model_len

@@ -1,0 +1,93 @@
+"""What a connector is: a part beside the scheduler that decides, and a part beside each worker that moves bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from engine.checksum.records import GroupBlocks
+from engine.request import Request
+
+
+class Carrier(StrEnum):
+    """How the checksums of a request travel (CAR-1)."""
+
+    KV_TRANSFER_PARAMS = "kv_transfer_params"
+    CONNECTOR = "connector"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """One load, from D's scheduler to its workers: which blocks of P go into which blocks of D."""
+
+    request_id: str
+    groups: Mapping[int, GroupBlocks]
+    remote_engine_id: str
+    remote_request_id: str
+    remote_block_ids: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResults:
+    """What a worker's connector learnt since it was last asked: request ids."""
+
+    finished_sending: frozenset[str] = frozenset()
+    finished_receiving: frozenset[str] = frozenset()
+    failed_receiving: frozenset[str] = frozenset()
+
+
+class SchedulerConnector(ABC):
+    """The scheduler's side of a connector."""
+
+    def kv_checksum_carrier(self, request: Request, receiving: bool) -> Carrier | None:
+        """How this request's checksums travel; None (the default) when they do not (CAR-1, CAR-3)."""
+        return None
+
+    @classmethod
+    def has_carrier(cls) -> bool:
+        """Whether this kind of connector can carry checksums at all: it overrides `kv_checksum_carrier`."""
+        return cls.kv_checksum_carrier is not SchedulerConnector.kv_checksum_carrier
+
+    @abstractmethod
+    def check_params(self, request: Request) -> None:
+        """Raise RequestError if `kv_transfer_params` cannot be used."""
+
+    @abstractmethod
+    def matched_tokens(self, request: Request, num_local_tokens: int) -> int:
+        """D: how many prompt tokens beyond the local ones a load would bring. 0: no load."""
+
+    @abstractmethod
+    def plan_load(self, request: Request, groups: Mapping[int, GroupBlocks]) -> LoadSpec:
+        """D: the load that fills these freshly allocated blocks."""
+
+    @abstractmethod
+    def request_finished(self, request: Request, block_ids: Mapping[int, Sequence[int]]) -> dict[str, Any] | None:
+        """P: parameters for the consumer; then the blocks are held until sent or expired. None: nothing is held."""
+
+    @abstractmethod
+    def sent(self, request_id: str) -> bool:
+        """P: a consumer has read the request's blocks. False if they are not held any more."""
+
+    @abstractmethod
+    def expired(self) -> list[str]:
+        """P: requests whose lease has ended since the last call; their blocks are held no more."""
+
+    @property
+    @abstractmethod
+    def num_leases(self) -> int:
+        """P: requests whose blocks are held for a consumer."""
+
+
+class WorkerConnector(ABC):
+    """A worker's side of a connector."""
+
+    @abstractmethod
+    def start_loads(self, loads: Sequence[LoadSpec]) -> None:
+        """Post the transfers of these loads; returns at once."""
+
+    @abstractmethod
+    def poll(self) -> TransferResults:
+        """What finished or failed since the last call."""

@@ -1,0 +1,146 @@
+"""A simulated one-sided transport: reads of another engine's memory, one copy operation at a time.
+
+Nothing happens by itself. `ready` lists what can happen next (an operation lands, a notice arrives); the owner of
+the run chooses. The operations of one load land in order, those of different loads interleave freely. As with
+RDMA, a read takes whatever bytes are at the source when it lands, and neither side's scheduler is asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.cache import KVMemory
+from engine.seams import Completion, CopyOp, Hold, OpLanded, OpPosted, Seams
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    engine: str
+    source_engine: str
+    request_id: str
+    remote_request_id: str
+    num_ops: int
+    waiting: deque[CopyOp]
+    head: CopyOp | None = None
+    holds: tuple[Hold, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Notice:
+    event: Completion
+    mailbox: set[str]
+    holds: tuple[Hold, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    memory: KVMemory
+    received: set[str] = field(default_factory=set)
+    sent: set[str] = field(default_factory=set)
+
+
+def _released(holds: tuple[Hold, ...]) -> bool:
+    return all(hold.until() for hold in holds)
+
+
+class Fabric:
+    """The transport between the engines of one run."""
+
+    def __init__(self, seams: Seams) -> None:
+        self._seams = seams
+        self._peers: dict[str, _Peer] = {}
+        self._reads: dict[str, _Read] = {}
+        self._notices: list[_Notice] = []
+
+    def attach(self, engine_id: str, memory: KVMemory) -> None:
+        """Register an engine's KV memory for reads."""
+        self._peers[engine_id] = _Peer(memory)
+
+    def peer(self, engine_id: str) -> KVMemory | None:
+        peer = self._peers.get(engine_id)
+        return peer.memory if peer else None
+
+    @property
+    def num_reads(self) -> int:
+        """Loads whose operations have not all landed."""
+        return len(self._reads)
+
+    def post(
+        self, engine: str, source_engine: str, request_id: str, remote_request_id: str, ops: list[CopyOp]
+    ) -> None:
+        """Start the read of one load into `engine`'s memory."""
+        read = _Read(engine, source_engine, request_id, remote_request_id, len(ops), deque(ops))
+        self._reads[request_id] = read
+        self._next(read)
+
+    def take_received(self, engine_id: str) -> frozenset[str]:
+        """Loads of this engine whose completion notice has arrived, once each."""
+        return self._take(self._peers[engine_id].received)
+
+    def take_sent(self, engine_id: str) -> frozenset[str]:
+        """Requests of this engine that a consumer says it has read, once each."""
+        return self._take(self._peers[engine_id].sent)
+
+    def ready(self) -> list[Callable[[], None]]:
+        """What can happen next, in a fixed order."""
+        actions: list[Callable[[], None]] = []
+        for read in self._reads.values():
+            if read.head is not None and _released(read.holds):
+                actions.append(lambda read=read: self._land(read))  # type: ignore[misc]
+        for notice in self._notices:
+            if _released(notice.holds):
+                actions.append(lambda notice=notice: self._deliver(notice))  # type: ignore[misc]
+        return actions
+
+    def held(self) -> list[str]:
+        """Why things wait that wait for a hold."""
+        waiting = [read.holds for read in self._reads.values()] + [notice.holds for notice in self._notices]
+        return [hold.why for holds in waiting for hold in holds if not hold.until()]
+
+    @staticmethod
+    def _take(mailbox: set[str]) -> frozenset[str]:
+        taken = frozenset(mailbox)
+        mailbox.clear()
+        return taken
+
+    def _next(self, read: _Read) -> None:
+        """Bring the next operation that is not dropped to the head of the read."""
+        source, target = self._peers[read.source_engine].memory, self._peers[read.engine].memory
+        read.head = None
+        while read.waiting:
+            op = read.waiting.popleft()
+            outcome = self._seams.emit(OpPosted(read.engine, read.request_id, op, read.num_ops, source, target))
+            if not outcome.dropped:
+                read.head, read.holds = outcome.event.op, outcome.holds
+                return
+        del self._reads[read.request_id]
+        for to_producer, mailbox, request_id in (
+            (False, self._peers[read.engine].received, read.request_id),
+            (True, self._peers[read.source_engine].sent, read.remote_request_id),
+        ):
+            completion = Completion(read.engine, request_id, to_producer)
+            completed = self._seams.emit(completion)
+            if not completed.dropped:
+                self._notices.append(_Notice(completed.event, mailbox, completed.holds))
+
+    def _land(self, read: _Read) -> None:
+        op = read.head
+        if op is None:
+            raise ValueError(f"no operation of {read.request_id} is on the wire")
+        source, target = self._peers[read.source_engine].memory, self._peers[read.engine].memory
+        # Bytes are moved, whatever the two sides call their element type.
+        source_region = source.region(op.layer, op.source_block, op.part, op.head, op.source_slot, op.num_slots)
+        target_region = target.region(op.layer, op.target_block, op.part, op.head, op.target_slot, op.num_slots)
+        target_region.view(torch.uint8).copy_(source_region.view(torch.uint8))
+        self._seams.emit(OpLanded(read.engine, read.request_id, op, read.num_ops, source, target))
+        self._next(read)
+
+    def _deliver(self, notice: _Notice) -> None:
+        self._notices.remove(notice)
+        notice.mailbox.add(notice.event.request_id)
+
+

@@ -1,0 +1,174 @@
+"""The pull connector: D reads P's blocks, P holds them under a lease until D says it has read them.
+
+Same shape as NIXL's: P answers with block ids and its engine id, D drives the read, a notice frees P's blocks, and
+a lease frees them when no notice comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.cache import KVMemory
+from engine.checksum.records import GroupBlocks
+from engine.clock import VirtualClock
+from engine.connectors.base import Carrier, LoadSpec, SchedulerConnector, TransferResults, WorkerConnector
+from engine.connectors.fabric import Fabric
+from engine.errors import RequestError
+from engine.request import Request
+from engine.seams import CopyOp
+
+
+class PullScheduler(SchedulerConnector):
+    """Scheduler side, for a producer and for a consumer."""
+
+    def __init__(self, engine_id: str, lease_ticks: int, clock: VirtualClock) -> None:
+        self._engine_id = engine_id
+        self._lease_ticks = lease_ticks
+        self._clock = clock
+        self._deadlines: dict[str, int] = {}
+
+    def kv_checksum_carrier(self, request: Request, receiving: bool) -> Carrier | None:
+        """`kv_transfer_params`, for producer requests and regular loads (CAR-4)."""
+        wanted = request.param("do_remote_prefill") if receiving else request.param("do_remote_decode")
+        return Carrier.KV_TRANSFER_PARAMS if wanted else None
+
+    def check_params(self, request: Request) -> None:
+        if not request.param("do_remote_prefill"):
+            return
+        for name in ("remote_engine_id", "remote_request_id"):
+            if not isinstance(request.param(name), str):
+                raise RequestError(
+                    f"request {request.request_id}: kv_transfer_params.{name} is "
+                    f"{request.param(name)!r}: pass on the string that the producer sent"
+                )
+        ids = request.param("remote_block_ids")
+        if not isinstance(ids, list) or not all(isinstance(group, list) for group in ids):
+            raise RequestError(f"request {request.request_id}: kv_transfer_params.remote_block_ids is no list of lists")
+        if not all(type(block_id) is int for group in ids for block_id in group):
+            raise RequestError(
+                f"request {request.request_id}: kv_transfer_params.remote_block_ids holds something that is no integer"
+            )
+
+    def matched_tokens(self, request: Request, num_local_tokens: int) -> int:
+        return request.num_prompt_tokens - num_local_tokens if request.wants_remote_prefill else 0
+
+    def plan_load(self, request: Request, groups: Mapping[int, GroupBlocks]) -> LoadSpec:
+        return LoadSpec(
+            request_id=request.request_id,
+            groups=groups,
+            remote_engine_id=request.param("remote_engine_id"),
+            remote_request_id=request.param("remote_request_id"),
+            remote_block_ids=dict(enumerate(tuple(ids) for ids in request.param("remote_block_ids"))),
+        )
+
+    def request_finished(self, request: Request, block_ids: Mapping[int, Sequence[int]]) -> dict[str, Any] | None:
+        if not request.wants_remote_decode:
+            return None
+        self._deadlines[request.request_id] = self._clock.now + self._lease_ticks
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": request.request_id,
+            "remote_block_ids": [list(block_ids[group_id]) for group_id in sorted(block_ids)],
+        }
+
+    def sent(self, request_id: str) -> bool:
+        return self._deadlines.pop(request_id, None) is not None
+
+    def expired(self) -> list[str]:
+        ended = [request_id for request_id, deadline in self._deadlines.items() if deadline <= self._clock.now]
+        for request_id in ended:
+            del self._deadlines[request_id]
+        return ended
+
+    @property
+    def num_leases(self) -> int:
+        return len(self._deadlines)
+
+    def holds_lease(self, request_id: str) -> bool:
+        return request_id in self._deadlines
+
+    def end_lease(self, request_id: str) -> None:
+        """Let the request's lease end now, as if its time had passed. Raises KeyError if it holds none."""
+        self._deadlines[request_id] = min(self._deadlines[request_id], self._clock.now)
+
+
+class PullWorker(WorkerConnector):
+    """A worker's side: posts reads on the fabric and collects notices."""
+
+    def __init__(self, engine_id: str, memory: KVMemory, fabric: Fabric) -> None:
+        self._engine_id = engine_id
+        self._memory = memory
+        self._fabric = fabric
+        self._failed: set[str] = set()
+        fabric.attach(engine_id, memory)
+
+    def start_loads(self, loads: Sequence[LoadSpec]) -> None:
+        for load in loads:
+            ops = self._operations(load)
+            if ops is None:
+                self._failed.add(load.request_id)
+            else:
+                self._fabric.post(self._engine_id, load.remote_engine_id, load.request_id, load.remote_request_id, ops)
+
+    def poll(self) -> TransferResults:
+        failed, self._failed = frozenset(self._failed), set()
+        return TransferResults(
+            finished_sending=self._fabric.take_sent(self._engine_id),
+            finished_receiving=self._fabric.take_received(self._engine_id),
+            failed_receiving=failed,
+        )
+
+    def _operations(self, load: LoadSpec) -> list[CopyOp] | None:
+        """The load's copy operations; None if the peer is unknown, of another geometry, or the blocks are not its own."""
+        peer = self._fabric.peer(load.remote_engine_id)
+        if peer is None or load.remote_block_ids.keys() != load.groups.keys():
+            return None
+        mine = (self._memory.num_layers, self._memory.num_kv_heads, self._memory.bytes_per_token)
+        if mine != (peer.num_layers, peer.num_kv_heads, peer.bytes_per_token):
+            return None
+        ops: list[CopyOp] = []
+        for group_id, blocks in load.groups.items():
+            remote = load.remote_block_ids[group_id]
+            segments = copy_segments(blocks, remote, peer.block_size)
+            if segments is None or not all(0 < block_id < peer.num_blocks for block_id in remote):
+                return None
+            for segment in segments:
+                for layer in range(peer.num_layers):
+                    for part in (0, 1):
+                        ops += [
+                            CopyOp(len(ops) + head, segment[0], layer, part, head, *segment[1:])
+                            for head in range(peer.num_kv_heads)
+                        ]
+        return ops
+
+
+def copy_segments(
+    blocks: GroupBlocks, remote_block_ids: Sequence[int], remote_block_size: int
+) -> list[tuple[int, int, int, int, int, int]] | None:
+    """Pair D's blocks with P's by token position, for equal or different block sizes.
+
+    Whole blocks are moved where the sizes are equal, tail slots included. Returns (position on D, P block, P slot,
+    D block, D slot, slots) in order of position, or None if P's blocks end before the tokens do.
+    """
+    step = min(blocks.block_size, remote_block_size)
+    first = blocks.start * blocks.block_size
+    segments = []
+    for token in range(first, blocks.num_tokens, step):
+        remote = token // remote_block_size
+        if remote >= len(remote_block_ids):
+            return None
+        position = token // blocks.block_size
+        segments.append(
+            (
+                position,
+                remote_block_ids[remote],
+                token % remote_block_size,
+                blocks.block_ids[position - blocks.start],
+                token % blocks.block_size,
+                step,
+            )
+        )
+    return segments

@@ -1,0 +1,149 @@
+"""An engine: a scheduler and its workers, with several steps in flight.
+
+The three halves of a step (plan it, execute it, collect its output) are separate calls, so that whoever drives the
+engine decides how they interleave with everything else. `step` does all three, for an engine that runs alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from engine.cache import KVMemory
+from engine.checksum.policy import ChecksumPolicy, resolve
+from engine.checksum.records import WorldShape
+from engine.clock import VirtualClock
+from engine.config import EngineConfig
+from engine.connectors.base import SchedulerConnector
+from engine.connectors.fabric import Fabric
+from engine.connectors.pull import PullScheduler, PullWorker
+from engine.errors import StartupError
+from engine.executor import Executor
+from engine.request import Request, RequestOutput
+from engine.scheduler import Scheduler
+from engine.seams import Hold, OutputFinalised, Seams, StepEnd, StepStart, Verified
+from engine.step import StepPlan
+from engine.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """One engine. Without a connector it serves requests by itself."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        seams: Seams | None = None,
+        connector: SchedulerConnector | None = None,
+        fabric: Fabric | None = None,
+    ) -> None:
+        self.config = config
+        self.connector = connector
+        self._seams = seams or Seams()
+        self.policy = usable_policy(config, connector)
+        world = WorldShape(tp_size=1, pp_size=1)
+        worker = Worker(config, self._seams)
+        if fabric is not None:
+            worker.connector = PullWorker(config.engine_id, worker.memory, fabric)
+        self.memory: KVMemory = worker.memory
+        self.scheduler = Scheduler(config, self.policy, world, connector, self._seams)
+        self._executor = Executor(config.engine_id, world, [worker], self._seams)
+        self._planned: deque[StepPlan] = deque()
+        self._start_holds: tuple[Hold, ...] | None = None
+        self._output_holds: tuple[Hold, ...] | None = None
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request; RequestError if it can never run here."""
+        self.scheduler.add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request early; unknown ids are ignored."""
+        self.scheduler.abort(request_id)
+
+    def take_finished(self) -> list[RequestOutput]:
+        """Outputs of requests that ended since the last call."""
+        return self.scheduler.take_finished()
+
+    @property
+    def steps_in_flight(self) -> int:
+        return len(self._planned) + self._executor.num_executed
+
+    def can_schedule(self) -> bool:
+        return self.scheduler.has_work and self.steps_in_flight < self.config.steps_in_flight
+
+    def schedule(self) -> bool:
+        """Plan a step; False if there was nothing to do."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        self._planned.append(plan)
+        return True
+
+    def can_execute(self) -> bool:
+        if not self._planned:
+            return False
+        if self._start_holds is None:
+            event = StepStart(self.config.engine_id, self._planned[0].step_id)
+            self._start_holds = self._seams.emit(event).holds
+        return all(hold.until() for hold in self._start_holds)
+
+    def execute(self) -> None:
+        """Run the oldest planned step on the workers."""
+        plan = self._planned.popleft()
+        self._start_holds = None
+        self._executor.execute(plan)
+        self._seams.emit(StepEnd(self.config.engine_id, plan.step_id))
+
+    def can_collect(self) -> bool:
+        plan = self._executor.next_output
+        if plan is None:
+            return False
+        if self._output_holds is None:
+            event = OutputFinalised(self.config.engine_id, plan.step_id)
+            self._output_holds = self._seams.emit(event).holds
+        return all(hold.until() for hold in self._output_holds)
+
+    def collect(self) -> None:
+        """Give the output of the oldest executed step to the scheduler."""
+        plan, output = self._executor.collect()
+        self._output_holds = None
+        for load in self.scheduler.update(plan, output):
+            request = load.request
+            self._seams.emit(
+                Verified(self.config.engine_id, request.request_id, request.verdict, load.groups, self.memory)
+            )
+
+    def step(self) -> list[RequestOutput]:
+        """Plan, execute and collect one step, and return what finished."""
+        if self.can_schedule():
+            self.schedule()
+        if self.can_execute():
+            self.execute()
+        if self.can_collect():
+            self.collect()
+        return self.take_finished()
+
+
+def pull_engine(config: EngineConfig, seams: Seams, clock: VirtualClock, fabric: Fabric) -> EngineCore:
+    """An engine with the pull connector, for either side."""
+    return EngineCore(config, seams, PullScheduler(config.engine_id, config.lease_ticks, clock), fabric)
+
+
+def usable_policy(config: EngineConfig, connector: SchedulerConnector | None) -> ChecksumPolicy:
+    """The policy that this engine can keep (CAR-3).
+
+    Raises:
+        StartupError: contradictory flags, or fail-closed with a connector that carries no checksums.
+    """
+    policy = resolve(config.checksum)
+    if not policy.enabled or (connector is not None and connector.has_carrier()):
+        return policy
+    what = "has no connector" if connector is None else f"{type(connector).__name__} carries no checksums"
+    if policy.fail_closed:
+        raise StartupError(
+            f"engine {config.engine_id}: fail-closed KV checksums, but {what}: no load could ever be verified; "
+            "use a connector with a carrier, or fail-open"
+        )
+    logger.warning("engine %s: KV checksums are disabled, %s", config.engine_id, what)
+    return ChecksumPolicy(enabled=False, fail_closed=False, load_failure=policy.load_failure)

@@ -1,0 +1,109 @@
+"""The transformer: seeded weights and the arithmetic of a layer, without any idea of caches or requests.
+
+Pre-norm blocks, grouped-query attention with RoPE, squared-ReLU MLP. All arithmetic follows `engine.numerics`,
+so the same prompt gives the same KV and the same tokens however it is batched, chunked or split over ranks.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from engine.config import ModelConfig
+from engine.numerics import MAX_CONTEXT, exp_negative, exp_table, quantize_, quantize_weights, rms_norm
+from engine.tokenizer import VOCAB_SIZE
+
+# Chosen so that greedy tokens depend on the whole context, not only on the last token (docs/structure.md).
+_QK_GAIN = 3.0
+_VALUE_GAIN = 1.5
+_MLP_GAIN = 0.7
+_ROPE_BASE = 10_000.0
+
+
+class Model:
+    """Weights on one device. Activations are float64 [tokens, features]."""
+
+    def __init__(self, config: ModelConfig, seed: int, device: str = "cpu") -> None:
+        self.config = config
+        rng = np.random.default_rng(np.random.PCG64(seed))
+        hidden, query, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+        def weight(rows: int, columns: int, gain: float) -> torch.Tensor:
+            return quantize_weights(rng.standard_normal((rows, columns)) * (gain / np.sqrt(rows)), device)
+
+        self.embedding = quantize_weights(rng.standard_normal((VOCAB_SIZE, hidden)), device)
+        self.qk = [weight(hidden, query + kv, _QK_GAIN**0.5) for _ in range(config.num_layers)]
+        self.v = [weight(hidden, kv, _VALUE_GAIN) for _ in range(config.num_layers)]
+        self.o = [weight(query, hidden, _VALUE_GAIN) for _ in range(config.num_layers)]
+        self.up = [weight(hidden, config.mlp_size, 1.0) for _ in range(config.num_layers)]
+        self.down = [weight(config.mlp_size, hidden, _MLP_GAIN) for _ in range(config.num_layers)]
+        self.head = weight(hidden, VOCAB_SIZE, 1.0)
+        self.exp = exp_table(device)
+        self.cos, self.sin = _rope_tables(config.head_dim, device)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens] to float64 [tokens, hidden]."""
+        return self.embedding[token_ids].clone()
+
+    def qkv(self, layer: int, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Q float64 [tokens, num_heads, head_dim], K and V float64 [tokens, num_kv_heads, head_dim]."""
+        cfg = self.config
+        normed = rms_norm(x)
+        qk = quantize_(normed @ self.qk[layer]).view(len(x), cfg.num_heads + cfg.num_kv_heads, cfg.head_dim)
+        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        low, high = qk.chunk(2, dim=-1)
+        rotated = quantize_(torch.cat((low * cos - high * sin, low * sin + high * cos), dim=-1))
+        v = quantize_(normed @ self.v[layer]).view(len(x), cfg.num_kv_heads, cfg.head_dim)
+        return rotated[:, : cfg.num_heads], rotated[:, cfg.num_heads :], v
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first_position: int) -> torch.Tensor:
+        """Causal attention of one request.
+
+        Args:
+            q: float64 [tokens, heads, head_dim], tokens at `first_position` onwards.
+            k, v: float64 [context, kv_heads, head_dim], context = first_position + tokens, from the cache.
+
+        Returns:
+            float64 [tokens, heads, head_dim].
+        """
+        tokens, heads, dim = q.shape
+        context, kv_heads, _ = k.shape
+        # [kv_heads, group * tokens, dim]: the query heads of one KV head share its K and V.
+        grouped = q.view(tokens, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+        scores = torch.bmm(grouped, k.permute(1, 2, 0)).mul_(dim**-0.5).view(kv_heads, -1, tokens, context)
+        if tokens > 1:
+            rows = torch.arange(first_position, context, device=q.device).unsqueeze(1)
+            scores.masked_fill_(torch.arange(context, device=q.device) > rows, -torch.inf)
+        weights = exp_negative(scores.amax(-1, keepdim=True) - scores, self.exp)
+        if tokens > 1:
+            weights.masked_fill_(scores == -torch.inf, 0.0)
+        total = weights.sum(-1, keepdim=True)
+        summed = torch.bmm(weights.view(kv_heads, -1, context), v.permute(1, 0, 2)).view(kv_heads, -1, tokens, dim)
+        return quantize_(summed / total).permute(2, 0, 1, 3).reshape(tokens, heads, dim)
+
+    def finish_layer(self, layer: int, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Output projection and MLP on top of the residual `x` float64 [tokens, hidden]."""
+        x = quantize_(x + attended.reshape(len(x), -1) @ self.o[layer])
+        inner = quantize_(torch.relu(rms_norm(x) @ self.up[layer]))
+        inner = quantize_(inner * inner)
+        return quantize_(x + inner @ self.down[layer])
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """float64 [tokens, hidden] to [tokens, VOCAB_SIZE]."""
+        return rms_norm(x) @ self.head
+
+
+def _rope_tables(head_dim: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    frequencies = _ROPE_BASE ** (-np.arange(0, head_dim, 2) / head_dim)
+    angles = np.arange(MAX_CONTEXT)[:, None] * frequencies[None, :]
+    scale = 2.0**12
+    cos, sin = np.rint(np.cos(angles) * scale) / scale, np.rint(np.sin(angles) * scale) / scale
+    return torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
+
+
+@lru_cache(maxsize=8)
+def load_model(config: ModelConfig, seed: int, device: str = "cpu") -> Model:
+    """The model of this configuration and seed; weights are read-only, so engines of a process share them."""
+    return Model(config, seed, device)

@@ -1,0 +1,99 @@
+"""One request in an engine, and what the engine answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from engine.checksum.verdict import NO_LOAD, Verdict
+
+
+class Status(StrEnum):
+    WAITING = "waiting"
+    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+    @property
+    def normal(self) -> bool:
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request and its progress. `num_computed_tokens` runs ahead of the outputs that have arrived.
+
+    `epoch` counts restarts (preemption, recompute): output of an earlier epoch is dropped on arrival.
+    `num_placeholders` counts tokens that scheduled steps will sample and whose output has not arrived.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_tokens: int
+    kv_transfer_params: Mapping[str, Any] | None = None
+    status: Status = Status.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_placeholders: int = 0
+    epoch: int = 0
+    load_started: bool = False
+    recomputed: bool = False
+    verdict: Verdict = NO_LOAD
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and known output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        return self.prompt_token_ids + self.output_token_ids
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens that could be scheduled now; none once enough outputs are on their way."""
+        if len(self.output_token_ids) + self.num_placeholders >= self.max_tokens:
+            return 0
+        return self.num_tokens + self.num_placeholders - self.num_computed_tokens
+
+    def param(self, name: str) -> Any:
+        return None if self.kv_transfer_params is None else self.kv_transfer_params.get(name)
+
+    @property
+    def wants_remote_prefill(self) -> bool:
+        """D: a load is wanted and none was tried; KV is never transferred again (POL-4)."""
+        return bool(self.param("do_remote_prefill")) and not self.load_started
+
+    @property
+    def wants_remote_decode(self) -> bool:
+        """P: the KV of this request will be read by a consumer."""
+        return bool(self.param("do_remote_decode"))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The answer to a finished request. `verdict` is D's of its load."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    error: str | None
+    kv_transfer_params: Mapping[str, Any] | None
+    verdict: Verdict
+    recomputed: bool

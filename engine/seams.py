@@ -1,0 +1,366 @@
+"""The only way in for a fault or an oracle: named moments in the life of a request, no-ops when nobody listens.
+
+A handler is called with the event and may return a decision: nothing (look), `Change` (another event goes on in
+its place), `Drop` (it does not happen), `Hold` (it happens when the condition comes true). Which decisions a seam
+takes is part of its contract (`SEAMS`, frozen by a test). KV bytes are changed through the event's `memory`.
+
+Handlers of one seam run in the order of their stage: BEFORE (oracles that must see what was there before a fault),
+FAULT, AFTER (oracles that must see what the fault left).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Generic, TypeVar
+
+from engine.cache import KVMemory
+from engine.checksum.payload import Payload
+from engine.checksum.records import GroupBlocks, WorkerRecord
+from engine.checksum.verdict import UnverifiedReason, Verdict
+
+Groups = Mapping[int, GroupBlocks]
+
+
+@dataclass(frozen=True, slots=True)
+class KVFinal:
+    """P's worker: the forward that finishes a prompt has written its KV; nothing is summed yet."""
+
+    engine: str
+    request_id: str
+    groups: Groups
+    memory: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksToChecksum:
+    """P's scheduler names the blocks to checksum, to its workers."""
+
+    engine: str
+    request_id: str
+    groups: Groups
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLeaves:
+    """A worker's record leaves it (P: after a prefill; D: after a load)."""
+
+    engine: str
+    record: WorkerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RecordArrives:
+    """A worker's record reaches the aggregator."""
+
+    engine: str
+    record: WorkerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Checksummed:
+    """P's worker has read the blocks to checksum them; later changes of them are not in the sums."""
+
+    engine: str
+    request_id: str
+    groups: Groups
+    memory: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class ParamsLeave:
+    """P's answer leaves with these kv_transfer_params."""
+
+    engine: str
+    request_id: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ParamsPass:
+    """The proxy forwards kv_transfer_params from P to D."""
+
+    request_id: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadDecoded:
+    """D's scheduler has decoded the expected checksums, or knows why it has none."""
+
+    engine: str
+    request_id: str
+    payload: Payload | UnverifiedReason
+
+
+@dataclass(frozen=True, slots=True)
+class LoadScheduled:
+    """D's scheduler has allocated the blocks that a load will write; nothing is posted yet."""
+
+    engine: str
+    request_id: str
+    groups: Groups
+    memory: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFinished:
+    """D's worker was told that a load is finished; it is not summed yet."""
+
+    engine: str
+    request_id: str
+    groups: Groups
+    memory: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """D's scheduler has judged a load; the request has not run yet."""
+
+    engine: str
+    request_id: str
+    verdict: Verdict
+    groups: Groups
+    memory: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class FirstUse:
+    """D's worker is about to read loaded blocks in a forward for the first time."""
+
+    engine: str
+    request_id: str
+    groups: Groups
+    memory: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeStart:
+    """D's scheduler gives up a load and computes the whole prompt itself."""
+
+    engine: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOp:
+    """One copy operation: `num_slots` slots of one (layer, K|V, head) from a block of P to a block of D."""
+
+    index: int
+    position: int
+    layer: int
+    part: int
+    head: int
+    source_block: int
+    source_slot: int
+    target_block: int
+    target_slot: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpPosted:
+    """A copy operation is next on the wire. Dropped: its bytes never arrive, and it counts as done."""
+
+    engine: str
+    request_id: str
+    op: CopyOp
+    num_ops: int
+    source: KVMemory
+    target: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class OpLanded:
+    """The bytes of a copy operation are in D's memory."""
+
+    engine: str
+    request_id: str
+    op: CopyOp
+    num_ops: int
+    source: KVMemory
+    target: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """All operations of a load are done: told to D's worker, or (`to_producer`) to P, which then frees."""
+
+    engine: str
+    request_id: str
+    to_producer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksAllocated:
+    engine: str
+    request_id: str
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksFreed:
+    """A reference to each of these blocks is given back to the pool."""
+
+    engine: str
+    request_id: str
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    engine: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """A request reached a terminal state (`finish_reason`)."""
+
+    engine: str
+    request_id: str
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepStart:
+    """A scheduled step is next to be executed by the workers."""
+
+    engine: str
+    step_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """The workers have executed a step."""
+
+    engine: str
+    step_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFinalised:
+    """A step's output is about to reach the scheduler."""
+
+    engine: str
+    step_id: int
+
+
+Event = (
+    KVFinal | BlocksToChecksum | RecordLeaves | RecordArrives | Checksummed | ParamsLeave | ParamsPass
+    | PayloadDecoded | LoadScheduled | LoadFinished | Verified | FirstUse | RecomputeStart | OpPosted | OpLanded
+    | Completion | BlocksAllocated | BlocksFreed | Preempted | RequestEnded | StepStart | StepEnd | OutputFinalised
+)  # fmt: skip
+E_co = TypeVar("E_co", bound=Event, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[E_co]):
+    """Go on with this event instead."""
+
+    event: E_co
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Go on as if it had not happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Wait until `until()` is true. `why` is what a report says when it never is."""
+
+    until: Callable[[], bool]
+    why: str
+
+
+Decision = Change[Event] | Drop | Hold | None
+Handler = Callable[[Any], Decision]
+
+CHANGE, DROP, HOLD = "change", "drop", "hold"
+
+# Seam name -> (event type, decisions it takes beside looking). KV bytes may be changed wherever there is a memory.
+SEAMS: dict[str, tuple[type[Any], frozenset[str]]] = {
+    "producer.kv_final": (KVFinal, frozenset()),
+    "producer.blocks_to_checksum": (BlocksToChecksum, frozenset({CHANGE, DROP})),
+    "producer.checksummed": (Checksummed, frozenset()),
+    "producer.params_leave": (ParamsLeave, frozenset({CHANGE})),
+    "proxy.params_pass": (ParamsPass, frozenset({CHANGE, HOLD})),
+    "consumer.payload_decoded": (PayloadDecoded, frozenset({CHANGE})),
+    "consumer.load_scheduled": (LoadScheduled, frozenset()),
+    "consumer.load_finished": (LoadFinished, frozenset()),
+    "consumer.verified": (Verified, frozenset()),
+    "consumer.first_use": (FirstUse, frozenset()),
+    "consumer.recompute_start": (RecomputeStart, frozenset()),
+    "transfer.op_posted": (OpPosted, frozenset({CHANGE, DROP, HOLD})),
+    "transfer.op_landed": (OpLanded, frozenset()),
+    "transfer.completion": (Completion, frozenset({DROP, HOLD})),
+    "worker.record_leaves": (RecordLeaves, frozenset({CHANGE, DROP})),
+    "worker.record_arrives": (RecordArrives, frozenset({CHANGE, DROP})),
+    "blocks.allocated": (BlocksAllocated, frozenset()),
+    "blocks.freed": (BlocksFreed, frozenset()),
+    "request.preempted": (Preempted, frozenset()),
+    "request.ended": (RequestEnded, frozenset()),
+    "step.start": (StepStart, frozenset({HOLD})),
+    "step.end": (StepEnd, frozenset()),
+    "step.output_finalised": (OutputFinalised, frozenset({HOLD})),
+}
+NAMES: dict[type[Any], str] = {event: name for name, (event, _) in SEAMS.items()}
+
+
+class Stage(IntEnum):
+    """The order of handlers at one seam."""
+
+    BEFORE = 0
+    FAULT = 1
+    AFTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[E_co]):
+    """What the handlers of a seam decided: the event to go on with, or that it is dropped or held."""
+
+    event: E_co
+    dropped: bool = False
+    holds: tuple[Hold, ...] = ()
+
+
+class Seams:
+    """The handlers of one run, shared by both engines, the transport and the proxy."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, list[tuple[Stage, Handler]]] = {}
+
+    def on(self, seam: str, handler: Handler, stage: Stage = Stage.FAULT) -> None:
+        """Register a handler. Raises ValueError for a seam that does not exist."""
+        if seam not in SEAMS:
+            raise ValueError(f"there is no seam {seam!r}")
+        handlers = self._handlers.setdefault(seam, [])
+        handlers.append((stage, handler))
+        handlers.sort(key=lambda entry: entry[0])
+
+    def emit(self, event: E_co) -> Outcome[E_co]:
+        """Call the handlers in order. A decision that the seam does not take is an error of the handler."""
+        name = NAMES[type(event)]
+        holds: list[Hold] = []
+        for _, handler in self._handlers.get(name, ()):
+            decision = handler(event)
+            if decision is None:
+                continue
+            kind = type(decision).__name__.lower()
+            if kind not in SEAMS[name][1]:
+                raise TypeError(f"seam {name} does not take a {kind}")
+            if isinstance(decision, Drop):
+                return Outcome(event, dropped=True)
+            if isinstance(decision, Hold):
+                holds.append(decision)
+            else:
+                event = decision.event
+        return Outcome(event, holds=tuple(holds))
+
+    @staticmethod
+    def fields(event: Event) -> dict[str, Any]:
+        """The event's fields by name, without copying them."""
+        return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}

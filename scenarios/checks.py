@@ -1,0 +1,87 @@
+"""What ties the parts of a scenario together: does the longest request fit, do loads and policies exist.
+
+A check runs when the parts that it reads are sound, so that one broken part does not hide problems of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from faults.base import FaultParams
+from scenarios.problems import Issue
+from scenarios.schema import Scenario
+from scenarios.wording import read_model
+from scenarios.words import Policy
+
+_PLACEHOLDER: Mapping[str, Any] = {"schema_version": 1, "name": "draft", "summary": "draft", "expect": {}}
+
+
+def cross_issues(data: Mapping[str, Any], faults: Sequence[FaultParams | None], issues: Sequence[Issue]) -> list[Issue]:
+    """Problems between the parts of a scenario.
+
+    Args:
+        data: the scenario as plain values.
+        faults: as `read_plain` gave them; None for a fault that is wrong itself.
+        issues: what `read_plain` found; parts that are in here are not judged again.
+    """
+    broken = {str(issue.loc[0]) for issue in issues if issue.loc}
+    sound = {key: value for key, value in data.items() if key not in broken and key != "faults"}
+    draft, _ = read_model(Scenario, {**_PLACEHOLDER, **sound})
+    if draft is None:  # so much is wrong that not all of it was listed
+        return []
+    found: list[Issue] = []
+    if not {"topology", "workload"} & broken:
+        found += _room(draft)
+    if "workload" not in broken:
+        found += _fault_loads(draft.workload.requests, faults)
+    if not {"policies", "expect"} & broken:
+        found += _expectations(draft)
+    if "policies" not in broken:
+        found += _optional_policies(draft, data, broken)
+    return found
+
+
+def _room(scenario: Scenario) -> Iterator[Issue]:
+    """Each side must be able to hold the longest request alone, else it would wait for blocks forever."""
+    workload, topology = scenario.workload, scenario.topology
+    need = workload.longest
+    request = f"the longest request needs {need} ({workload.prompt_tokens[1]} prompt + {workload.output_tokens} output)"
+    written = (("workload", "prompt_tokens"), ("workload", "output_tokens"), ("workload",))
+    for name, side in (("producer", topology.producer), ("consumer", topology.consumer)):
+        if side.capacity < need:
+            holds = f"{side.num_blocks}, which hold {side.capacity} tokens in blocks of {side.block_size} (one is null)"
+            blocks = -(-need // side.block_size) + 1
+            message = f"num_blocks is {holds}, but {request}: use at least {blocks}"
+            yield Issue(("topology", name, "num_blocks"), message, written)
+        if side.max_model_len < need:
+            message = f"max_model_len is {side.max_model_len}, but {request}: use at least {need}"
+            yield Issue(("topology", name, "max_model_len"), message, written)
+
+
+def _fault_loads(requests: int, faults: Sequence[FaultParams | None]) -> Iterator[Issue]:
+    for index, fault in enumerate(faults):
+        if fault is not None and fault.when.load > requests:
+            message = f"load is {fault.when.load}, but workload.requests is {requests}: use 1 to {requests}"
+            yield Issue(("faults", index, "when", "load"), message)
+
+
+def _expectations(scenario: Scenario) -> Iterator[Issue]:
+    missing = [policy for policy in scenario.policies if policy not in scenario.expect]
+    if missing:
+        names = ", ".join(missing)
+        yield Issue(("expect",), f"expect lacks {names}: add them, or name the policies to run under policies")
+    yield from _not_run(scenario, "expect", scenario.expect)
+
+
+def _optional_policies(scenario: Scenario, data: Mapping[str, Any], broken: Collection[str]) -> Iterator[Issue]:
+    if "others" not in broken and scenario.others is not None:
+        yield from _not_run(scenario, "others", scenario.others)
+    if "known_gap" not in broken and isinstance(data.get("known_gap"), dict):
+        yield from _not_run(scenario, "known_gap", scenario.known_gap)
+
+
+def _not_run(scenario: Scenario, part: str, mapping: Mapping[Policy, Any]) -> Iterator[Issue]:
+    for policy in mapping:
+        if policy not in scenario.policies:
+            yield Issue((part, policy.value), f"{policy} is not in policies: remove it here, or add it there")

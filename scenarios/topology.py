@@ -1,0 +1,85 @@
+"""The pair of engines that a scenario runs on, and the name that reports and seeds know it by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, field_validator
+
+from scenarios.fields import STRICT, OneRank, one_of
+
+BLOCK_SIZES = (8, 16, 32, 64)
+"""Each divides every larger one, so that any two sides can be compared (DEF-6)."""
+
+_SHORT_DTYPE = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+class EngineTopology(BaseModel):
+    """One engine. Sizes in tokens, except `num_blocks` (one of which is the null block)."""
+
+    model_config = STRICT
+
+    tp: OneRank = 1
+    pp: OneRank = 1
+    block_size: Annotated[int, one_of(*BLOCK_SIZES)] = 16
+    layout: Literal["HND", "NHD"] = "HND"
+    num_blocks: Annotated[int, Field(ge=4, le=4096)] = 64
+    max_batched_tokens: Annotated[int, Field(ge=8)] = 64
+    max_num_seqs: Annotated[int, Field(ge=1)] = 8
+    steps_in_flight: Annotated[int, Field(ge=1, le=4)] = 2
+    prefix_caching: bool = True
+    max_model_len: Annotated[int, Field(ge=1)] = 1024
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the pool holds: block 0 is the null block and holds none."""
+        return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def label(self) -> str:
+        return f"{self.layout},bs{self.block_size}"
+
+
+class Topology(BaseModel):
+    """Producer and consumer, the model they share, and who moves the KV."""
+
+    model_config = STRICT
+
+    producer: EngineTopology = EngineTopology()
+    consumer: EngineTopology = EngineTopology()
+    model: Literal["tiny", "small"] = "tiny"
+    kv_dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    transfer: Literal["pull"] = "pull"
+
+    @field_validator("transfer", mode="before")
+    @classmethod
+    def _no_push(cls, value: Any) -> Any:
+        if value == "push":
+            raise ValueError("push is not in this version, use pull")
+        return value
+
+    @property
+    def id(self) -> str:
+        """Such as `p[HND,bs16]-d[NHD,bs16]-tiny-bf16-pull`; differs whenever any field differs.
+
+        Fields without a place in the label follow as a hash of those that are not the default, so that a new field
+        with a default leaves the ids of old scenarios (and with them their cells' seeds) as they were.
+        """
+        parts = [f"p[{self.producer.label}]", f"d[{self.consumer.label}]"]
+        parts += [self.model, _SHORT_DTYPE[self.kv_dtype], self.transfer]
+        if unusual := self._unusual():
+            text = json.dumps(unusual, sort_keys=True, separators=(",", ":"))
+            parts.append(hashlib.sha256(text.encode()).hexdigest()[:8])
+        return "-".join(parts)
+
+    def _unusual(self) -> dict[str, Any]:
+        """Fields that the label does not show and that are not the default, by name."""
+        shown = {"layout", "block_size"}
+        found = {}
+        for side in ("producer", "consumer"):
+            for name, value in getattr(self, side).model_dump(mode="json", exclude_defaults=True).items():
+                if name not in shown:
+                    found[f"{side}.{name}"] = value
+        return found
