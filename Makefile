@@ -33,7 +33,7 @@ help:  ## List the targets
 
 setup: $(STAMP)  ## Make .venv with everything in it (first time: minutes, about 1.5 GB)
 
-demo: $(STAMP)  ## Run the smoke scenarios and write a report, under a minute or two
+demo: $(STAMP)  ## Run the smoke scenarios and write a report
 	@$(BIN)/kvchaos run scenarios/smoke --jobs $(JOBS) $(ARGS); code=$$?; \
 	case $$code in 0|1|2|130) \
 		if [ -f runs/latest/report.html ]; then printf '\nReport: %s\n' "$(CURDIR)/runs/latest/report.html"; fi;; \

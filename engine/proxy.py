@@ -21,11 +21,10 @@ class Prompt:
     max_tokens: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Handover:
-    prompt: Prompt
     request: Request
-    holds: tuple[Hold, ...] = ()
+    holds: tuple[Hold, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -41,9 +40,8 @@ class Proxy:
     def submit(self, prompt: Prompt) -> None:
         """Start a prompt: one token on P, whose KV a consumer will read."""
         self._prompts[prompt.request_id] = prompt
-        self.producer.add_request(
-            Request(prompt.request_id, list(prompt.token_ids), max_tokens=1, kv_transfer_params={"do_remote_decode": True})
-        )
+        params = {"do_remote_decode": True}
+        self.producer.add_request(Request(prompt.request_id, list(prompt.token_ids), 1, params))
 
     def prefilled(self, output: RequestOutput) -> RequestOutput | None:
         """Take P's answer to a prompt. Returns it if it is the client's answer: P failed."""
@@ -54,7 +52,7 @@ class Proxy:
         request = Request(
             prompt.request_id, list(prompt.token_ids), prompt.max_tokens, kv_transfer_params=dict(outcome.event.params)
         )
-        self._handovers.append(_Handover(prompt, request, outcome.holds))
+        self._handovers.append(_Handover(request, outcome.holds))
         return None
 
     def ready(self) -> list[Request]:

@@ -10,7 +10,6 @@ FAULT, AFTER (oracles that must see what the fault left).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -253,14 +252,14 @@ Event = (
     | PayloadDecoded | LoadScheduled | LoadFinished | Verified | FirstUse | RecomputeStart | OpPosted | OpLanded
     | Completion | BlocksAllocated | BlocksFreed | Preempted | RequestEnded | StepStart | StepEnd | OutputFinalised
 )  # fmt: skip
-E_co = TypeVar("E_co", bound=Event, covariant=True)
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[E_co]):
+class Change(Generic[E]):
     """Go on with this event instead."""
 
-    event: E_co
+    event: E
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +318,10 @@ class Stage(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[E_co]):
+class Outcome(Generic[E]):
     """What the handlers of a seam decided: the event to go on with, or that it is dropped or held."""
 
-    event: E_co
+    event: E
     dropped: bool = False
     holds: tuple[Hold, ...] = ()
 
@@ -341,7 +340,7 @@ class Seams:
         handlers.append((stage, handler))
         handlers.sort(key=lambda entry: entry[0])
 
-    def emit(self, event: E_co) -> Outcome[E_co]:
+    def emit(self, event: E) -> Outcome[E]:
         """Call the handlers in order. A decision that the seam does not take is an error of the handler."""
         name = NAMES[type(event)]
         holds: list[Hold] = []
@@ -356,11 +355,8 @@ class Seams:
                 return Outcome(event, dropped=True)
             if isinstance(decision, Hold):
                 holds.append(decision)
-            else:
+            elif type(decision.event) is type(event):
                 event = decision.event
+            else:
+                raise TypeError(f"seam {name} takes no {type(decision.event).__name__}")
         return Outcome(event, holds=tuple(holds))
-
-    @staticmethod
-    def fields(event: Event) -> dict[str, Any]:
-        """The event's fields by name, without copying them."""
-        return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}

@@ -1,0 +1,1 @@
+"""What can go wrong, one kind a file. A fault acts only through seams and levers."""

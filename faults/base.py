@@ -1,13 +1,23 @@
 """What a fault is: parameters from a scenario, handlers on the engine's seams, and evidence that it happened.
 
-A fault acts only through the seams (`engine.seams`) and the levers that a target provides (`faults.levers`).
+A fault acts only through the seams (`engine.seams`) and the levers that a target provides (`faults.levers`). One
+that cannot prove that it changed something records no evidence, and its cell is `unknown`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import hashlib
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
+
+from engine.seams import Seams
+from faults.levers import Levers
 
 
 class When(BaseModel):
@@ -26,3 +36,58 @@ class FaultParams(BaseModel):
 
     kind: str
     when: When
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Proof that a fault happened: what was touched, before and after (digests, never KV bytes)."""
+
+    fault: str
+    seam: str
+    request_id: str | None
+    what: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(slots=True, eq=False)
+class FaultContext:
+    """What a fault gets of its cell: the request it acts on, its own random choices, levers, and a notebook."""
+
+    request_id: str
+    rng: random.Random
+    levers: Levers
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+P_co = TypeVar("P_co", bound=FaultParams, covariant=True)
+
+
+class Fault(ABC, Generic[P_co]):
+    """One fault of one cell. Subclasses say their `kind`, their parameters, and what they need of a target."""
+
+    kind: ClassVar[str]
+    params_model: ClassVar[type[FaultParams]]
+
+    def __init__(self, params: P_co, context: FaultContext) -> None:
+        self.params = params
+        self.context = context
+
+    @classmethod
+    @abstractmethod
+    def needs(cls, params: FaultParams) -> frozenset[str]:
+        """Names of seams and levers without which the fault cannot act."""
+
+    @abstractmethod
+    def attach(self, seams: Seams) -> None:
+        """Register the fault's handlers."""
+
+    def record(self, seam: str, what: str, before: str | None = None, after: str | None = None) -> None:
+        """Write evidence into the notebook of the cell."""
+        self.context.evidence.append(Evidence(self.kind, seam, self.context.request_id, what, before, after))
+
+
+def digest(data: npt.NDArray[np.uint8] | bytes) -> str:
+    """64-bit BLAKE2b of some bytes, in hex: enough to tell before from after, too little to hold KV."""
+    raw = data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
+    return hashlib.blake2b(raw, digest_size=8).hexdigest()

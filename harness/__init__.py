@@ -1,0 +1,1 @@
+"""Runs scenarios on a target, keeps the history, judges it, writes the reports; the command line."""

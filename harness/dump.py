@@ -86,12 +86,19 @@ def load_dump(path: Path, *, max_bytes: int = MAX_DUMP_BYTES) -> Dump:
     except FileNotFoundError as error:
         raise DumpError(f"{path}: no such file: give the path of a .npz dump") from error
     except zipfile.BadZipFile as error:
-        raise DumpError(f"{path}: not an .npz archive, or cut short ({error}): write the dump again") from error
+        raise DumpError(
+            f"{path}: not an .npz archive, or cut short ({_reason(error)}): write the dump again"
+        ) from error
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error}): give a readable .npz file") from error
     except _UNREADABLE as error:
-        raise DumpError(f"{path}: a damaged archive ({error}): write the dump again") from error
+        raise DumpError(f"{path}: a damaged archive ({_reason(error)}): write the dump again") from error
     return _make_dump(arrays, path)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what another library says, for ours is one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _read_arrays(archive: zipfile.ZipFile, path: Path, max_bytes: int) -> dict[str, npt.NDArray[np.generic]]:
@@ -126,7 +133,7 @@ def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> npt.NDArray[n
             member.read(1)  # reaches the end, where zipfile checks the CRC
             array = np.frombuffer(data, dtype).reshape(shape, order="F" if fortran_order else "C")
     except _UNREADABLE as error:
-        raise DumpError(f"{path}: {key} is damaged ({error}): write the dump again") from error
+        raise DumpError(f"{path}: {key} is damaged ({_reason(error)}): write the dump again") from error
     return array
 
 

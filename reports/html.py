@@ -7,14 +7,14 @@ is loaded from anywhere: a policy in the page forbids it, so that a hostile stri
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports.matrix import Row, by_fault, policies_of, rows_of
+from reports.matrix import Row, by_fault, flag_of, policies_of, rows_of
 from reports.results import CellResult, Expected, GroupCoverage, LoadResult, RunResult
 from reports.summary import (
     RESULT_MARKS,
@@ -37,6 +37,8 @@ TOKENS_SHOWN = 24
 TOKENS_BEFORE = 6
 # Seeds that a place of the matrix links to; all of them are below it.
 MAX_LINKS = 6
+# Cells that get a section: the page stays one that a browser opens at once. Those that need a person come first.
+MAX_SECTIONS = 1000
 MAX_POSITIONS_TEXT = 120
 
 
@@ -87,11 +89,12 @@ class LoadView:
     corrupted: str
     coverage: tuple[Coverage, ...]
     diff: TokenDiff | None
+    flag: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class CellView:
-    """A cell's section. `anchor` is its place in the page, `twin_anchor` its twin's, if it is in this run."""
+    """A cell's section. `anchor` is its place in the page, `back` where it is linked from, `twin_anchor` its twin's."""
 
     cell: CellResult
     anchor: str
@@ -101,10 +104,6 @@ class CellView:
     expected: str
     others: str | None
     loads: tuple[LoadView, ...]
-
-    @property
-    def troubled(self) -> bool:
-        return self.cell.result in (Result.FAIL, Result.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +116,38 @@ class Section:
 
 def report_html(run: RunResult) -> str:
     """The whole page."""
-    anchors = _anchors(run.cells)
+    problems = problems_of(run)
+    anchors = _anchors(run.cells, problems)
     fault_rows = rows_of(run)
     other_rows = rows_of(run, (Role.TWIN, Role.REPEAT))
-    return _environment().get_template("report.html.j2").render(
-        run=run,
-        standing=standing_of(run),
-        headline=[line.split(": ", 1) for line in headline_lines(run)],
-        notes=notes(run),
-        totals=[(result, run.totals[result]) for result in Result],
-        twins=twin_totals(run),
-        policies=policies_of(run),
-        groups=by_fault(fault_rows),
-        problems=[(anchors[id(cell)], cell, reasons(cell)[0]) for cell in problems_of(run)],
-        sections=_sections(fault_rows, anchors, run),
-        other_rows=other_rows,
-        other_sections=_sections(other_rows, anchors, run),
-        anchors=anchors,
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            standing=standing_of(run),
+            headline=[_statement(line) for line in headline_lines(run)],
+            notes=notes(run),
+            totals=[(result, run.totals[result]) for result in Result],
+            twins=twin_totals(run),
+            policies=policies_of(run),
+            groups=by_fault(fault_rows),
+            problems=[(anchors[id(cell)], cell, reasons(cell)[0]) for cell in problems if id(cell) in anchors],
+            problems_left=sum(id(cell) not in anchors for cell in problems),
+            cells_left=len(run.cells) - len(anchors),
+            sections=_sections(fault_rows, anchors, run),
+            other_rows=other_rows,
+            other_sections=_sections(other_rows, anchors, run),
+            anchors=anchors,
+        )
     )
+
+
+def _statement(line: str) -> tuple[str, str, str]:
+    """A headline in three: what it is about, its count (if it has one), the rest."""
+    about, said = line.split(": ", 1)
+    count = re.match(r"\d+ of \d+(?= )", said)
+    return (about, count.group(), said[count.end() :]) if count else (about, "", said)
 
 
 def _environment() -> Environment:
@@ -147,7 +160,13 @@ def _environment() -> Environment:
         finalize=_shown,
     )
     environment.globals.update(
-        MARKS=RESULT_MARKS, WORDS=RESULT_WORDS, MAX_LINKS=MAX_LINKS, counted=counted, no_evidence=no_evidence, id=id
+        MARKS=RESULT_MARKS,
+        WORDS=RESULT_WORDS,
+        MAX_LINKS=MAX_LINKS,
+        counted=counted,
+        no_evidence=no_evidence,
+        reasons=reasons,
+        id=id,
     )
     environment.filters["evidence"] = evidence_line
     return environment
@@ -158,11 +177,15 @@ def _shown(value: object) -> object:
     return visible(str(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _anchors(cells: Iterable[CellResult]) -> dict[int, str]:
-    """A place in the page for each cell object, from its id, so that links into a report survive a rerun."""
+def _anchors(cells: Sequence[CellResult], problems: Sequence[CellResult]) -> dict[int, str]:
+    """A place in the page for each cell object that gets a section.
+
+    It comes from the cell's own id, so that a link into a report still leads there after a rerun.
+    """
     anchors: dict[int, str] = {}
     used: set[str] = set()
-    for cell in cells:
+    troubled = {id(cell) for cell in problems}
+    for cell in (*problems, *(cell for cell in cells if id(cell) not in troubled))[:MAX_SECTIONS]:
         wanted = "cell-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", cell.id)
         anchor, number = wanted, 2
         while anchor in used:
@@ -173,30 +196,38 @@ def _anchors(cells: Iterable[CellResult]) -> dict[int, str]:
 
 
 def _sections(rows: Iterable[Row], anchors: Mapping[int, str], run: RunResult) -> list[Section]:
-    by_id = {cell.id: anchors[id(cell)] for cell in reversed(run.cells)}
-    return [
-        Section(row, tuple(_cell(cell, anchors[id(cell)], by_id) for spot in row.spots.values() for cell in spot.cells))
-        for row in rows
-    ]
+    by_id = {cell.id: anchors[id(cell)] for cell in reversed(run.cells) if id(cell) in anchors}
+    sections = []
+    for row in rows:
+        places = [(cell, number) for spot in row.spots.values() for number, cell in enumerate(spot.cells)]
+        views = [
+            _cell(cell, anchors[id(cell)], by_id, linked=number < MAX_LINKS)
+            for cell, number in places
+            if id(cell) in anchors
+        ]
+        if views:
+            sections.append(Section(row, tuple(views)))
+    return sections
 
 
-def _cell(cell: CellResult, anchor: str, by_id: Mapping[str, str]) -> CellView:
+def _cell(cell: CellResult, anchor: str, by_id: Mapping[str, str], *, linked: bool) -> CellView:
+    table = "matrix" if cell.role is Role.FAULT else "twins"
     told = bool(cell.why or cell.violations) or cell.result in (Result.FAIL, Result.UNKNOWN, Result.NOT_APPLICABLE)
     apart = any(load.faulted for load in cell.loads) and not all(load.faulted for load in cell.loads)
     return CellView(
         cell=cell,
         anchor=anchor,
-        back=f"in-{anchor}",
+        back=f"in-{anchor}" if linked else table,
         twin_anchor=by_id.get(cell.twin) if cell.twin is not None else None,
         reasons=reasons(cell) if told else (),
         expected=expectation(cell.expected),
         others=expectation(cell.others) if apart and cell.others is not None else None,
-        loads=tuple(_load(load, cell.expected_of(load)) for load in cell.loads),
+        loads=tuple(_load(cell, load) for load in cell.loads),
     )
 
 
-def _load(load: LoadResult, expected: Expected | None) -> LoadView:
-    wanted = expected or Expected()
+def _load(cell: CellResult, load: LoadResult) -> LoadView:
+    wanted = cell.expected_of(load) or Expected()
     return LoadView(
         load=load,
         verdict=_verdict(load, wanted),
@@ -206,6 +237,7 @@ def _load(load: LoadResult, expected: Expected | None) -> LoadView:
         corrupted=_positions(load.corrupted_positions),
         coverage=tuple(_coverage(group) for group in load.groups),
         diff=_diff(load),
+        flag=flag_of(cell, load),
     )
 
 

@@ -126,8 +126,7 @@ def _spot(spot: Spot | None) -> str:
     several = len(spot.ends) > 1
     for (verdict, outcome), count in spot.ends.items():
         lines.append(f"{verdict} / {outcome}{f' ×{count}' if several else ''}")  # noqa: RUF001 - the sign itself
-    if spot.silent:
-        lines.append("**silent corruption**")
+    lines += [f"**{flag} corruption**" for flag in spot.flags]
     return "<br>".join(lines)
 
 

@@ -16,6 +16,19 @@ from scenarios.words import Outcome, Policy, Result, Role, Truth, VerdictStatus
 WORST_FIRST = (Result.FAIL, Result.UNKNOWN, Result.KNOWN_GAP, Result.PASS, Result.NOT_APPLICABLE)
 
 
+FLAG_MEANINGS = {
+    "silent": "silent: a request was answered from corrupted KV, or wrongly, and no check said mismatch.",
+    "warned": "warned: the same, but the engine had logged the load as unverified.",
+}
+
+
+def flag_of(cell: CellResult, load: LoadResult) -> str | None:
+    """`silent`, or `warned` where it counts apart: unverified under fail-open. Fail-closed must not serve either."""
+    if not load.silent:
+        return None
+    return "warned" if load.warned and cell.policy is Policy.FAIL_OPEN else "silent"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """How loads came out; loads that came out the same share one."""
@@ -24,11 +37,10 @@ class Finding:
     reason: str | None
     outcome: Outcome
     truth: Truth
-    silent: bool
 
     @classmethod
     def of(cls, load: LoadResult) -> Finding:
-        return cls(load.verdict, load.reason, load.outcome, load.truth, load.silent)
+        return cls(load.verdict, load.reason, load.outcome, load.truth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +73,10 @@ class Spot:
         return Counter((load.verdict, load.outcome) for cell in self.cells for load in cell.judged_loads)
 
     @property
-    def silent(self) -> bool:
-        """Whether corrupted KV was served silently, as expected or not."""
-        return any(load.silent for cell in self.cells for load in cell.loads)
+    def flags(self) -> tuple[str, ...]:
+        """What `flag_of` says of any load of these cells, as expected or not."""
+        found = {flag_of(cell, load) for cell in self.cells for load in cell.loads}
+        return tuple(sorted(flag for flag in found if flag))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from reports.errors import BrokenResultsError
-from reports.text import visible
+from reports.text import clip, visible
 
 T = TypeVar("T")
 
@@ -89,5 +89,4 @@ def _inside(where: str, name: str) -> str:
 
 
 def _broken(where: str, wanted: str, value: object) -> BrokenResultsError:
-    shown = repr(value)
-    return BrokenResultsError(f"{where or 'the document'}: not {wanted}: {shown[:60]}{'...' if len(shown) > 60 else ''}")
+    return BrokenResultsError(f"{where or 'the document'}: not {wanted}: {clip(repr(value), 60)}")

@@ -280,7 +280,8 @@ def read_results(path: Path) -> RunResult:
             raise BrokenResultsError(f"schema_version: not {SCHEMA_VERSION}: {version!r:.60}")
         return from_json(RunResult, document)
     except OSError as error:
-        raise BrokenResultsError(f"{path}: cannot be read ({error.strerror}): name the results.json of a run") from error
+        reason = error.strerror or str(error)
+        raise BrokenResultsError(f"{path}: cannot be read ({reason}): name the results.json of a run") from error
     except BrokenResultsError as error:
         raise BrokenResultsError(f"{path}: {error}; {advice}") from error
     except (ValueError, RecursionError) as error:

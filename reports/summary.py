@@ -61,7 +61,9 @@ def standing_of(run: RunResult) -> Standing:
         return Standing(Result.UNKNOWN, "UNKNOWN", f"{unknown} {of_cells} {verb} unknown: nothing was shown there.")
     if not totals[Result.PASS]:
         return Standing(Result.UNKNOWN, "UNKNOWN", f"None {of_cells} passed ({totals_sentence(run)}). Not a pass.")
-    judged = "The only cell" if cells == 1 else f"All {counted(cells, 'cell')}"
+    apply = cells - totals[Result.NOT_APPLICABLE]
+    one, many = (" that applies", " that apply") if apply < cells else ("", "")
+    judged = f"The only cell{one}" if apply == 1 else f"All {apply} cells{many}"
     return Standing(Result.PASS, "PASSED", f"{judged} came out as expected ({totals_sentence(run)}).")
 
 
@@ -114,9 +116,7 @@ def notes(run: RunResult) -> tuple[str, ...]:
         served = head.caught_fail_open + head.warned_fail_open + head.silent_fail_open
         parts = f": {head.caught_fail_open} logged as mismatch, {head.warned_fail_open} warned as unverified, "
         detail = parts + f"{head.silent_fail_open} silent" if served else ""
-        found.append(
-            f"Fail-open: {served} of {counted(head.loads_fail_open, 'request')} served corrupted KV{detail}."
-        )
+        found.append(f"Fail-open: {served} of {counted(head.loads_fail_open, 'request')} served corrupted KV{detail}.")
     if head.caught_yet_wrong_fail_closed:
         wrong = counted(head.caught_yet_wrong_fail_closed, "request")
         found.append(f"Fail-closed also answered {wrong} from corrupted KV, or wrongly, although it had caught them.")

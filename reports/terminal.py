@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from reports.matrix import Row, Spot, policies_of, rows_of
+from reports.matrix import FLAG_MEANINGS, Row, Spot, policies_of, rows_of
 from reports.results import CellResult, RunResult
 from reports.summary import (
     RESULT_MARKS,
@@ -85,7 +85,7 @@ class _Screen:
 
     def print(self, text: str, style: str = "", indent: int = 0) -> None:
         shown = self.text(text, style)
-        self.console.print(Padding(shown, (0, 0, 0, indent)) if indent else shown)
+        self.console.print(Padding(shown, (0, 0, 0, indent), expand=False) if indent else shown)
 
     def print_whole(self, text: str) -> None:
         """One line however long, so that what is copied from it is what was printed."""
@@ -114,20 +114,15 @@ def _ends(spot: Spot) -> list[tuple[str, str]]:
 
 def _wide(screen: _Screen, spot: Spot) -> list[str]:
     ends = ["/".join(filter(None, end)) for end in _ends(spot)]
-    silent = ", silent" if spot.silent else ""
-    return [f"{screen.label(spot)}  {'; '.join(ends)}{silent}".rstrip()]
+    return [f"{screen.label(spot)}  {', '.join(['; '.join(ends), *spot.flags])}".rstrip()]
 
 
 def _medium(screen: _Screen, spot: Spot) -> list[str]:
-    return [screen.label(spot), *("/".join(filter(None, end)) for end in _ends(spot)), *_silent(spot)]
+    return [screen.label(spot), *("/".join(filter(None, end)) for end in _ends(spot)), *spot.flags]
 
 
 def _narrow(screen: _Screen, spot: Spot) -> list[str]:
-    return [screen.label(spot), *(part for end in _ends(spot) for part in end if part), *_silent(spot)]
-
-
-def _silent(spot: Spot) -> list[str]:
-    return ["silent"] if spot.silent else []
+    return [screen.label(spot), *(part for end in _ends(spot) for part in end if part), *spot.flags]
 
 
 def _print_matrix(screen: _Screen, rows: Sequence[Row], policies: Sequence[Policy]) -> None:
@@ -144,8 +139,9 @@ def _print_matrix(screen: _Screen, rows: Sequence[Row], policies: Sequence[Polic
         _print_list(screen, rows, policies)
     screen.print("")
     screen.print("Verdict/outcome of the faulted requests; of all requests where the scenario has no fault.", "dim")
-    if any(spot.silent for row in rows for spot in row.spots.values()):
-        screen.print("silent: a request was answered from corrupted KV, or wrongly, and no check said mismatch.", "dim")
+    flags = {flag for row in rows for spot in row.spots.values() for flag in spot.flags}
+    for flag in sorted(flags):
+        screen.print(FLAG_MEANINGS[flag], "dim")
     screen.print("")
 
 
@@ -210,10 +206,10 @@ def _print_problems(screen: _Screen, cells: Sequence[CellResult]) -> None:
         screen.print("rerun", indent=2)
         screen.print_whole(f"    {cell.rerun}")
         screen.print("")
-    if left := len(cells) - MAX_PROBLEMS:
-        if left > 0:
-            screen.print(f"{counted(left, 'more failed or unknown cell')}: see the reports.", "bold")
-            screen.print("")
+    left = len(cells) - MAX_PROBLEMS
+    if left > 0:
+        screen.print(f"{counted(left, 'more failed or unknown cell')}: see the reports.", "bold")
+        screen.print("")
 
 
 def _print_totals(screen: _Screen, run: RunResult) -> None:

@@ -54,8 +54,12 @@ def _room(scenario: Scenario) -> Iterator[Issue]:
             blocks = -(-need // side.block_size) + 1
             message = f"num_blocks is {holds}, but {request}: use at least {blocks}"
             yield Issue(("topology", name, "num_blocks"), message, written)
-        if side.max_model_len < need:
-            message = f"max_model_len is {side.max_model_len}, but {request}: use at least {need}"
+        limit = side.max_model_len
+        if limit is not None and limit < need:
+            message = f"max_model_len is {limit}, but {request}: use at least {need}"
+            yield Issue(("topology", name, "max_model_len"), message, written)
+        if limit is not None and limit > side.capacity:
+            message = f"max_model_len is {limit}, but num_blocks hold {side.capacity} tokens: leave it out or lower it"
             yield Issue(("topology", name, "max_model_len"), message, written)
 
 

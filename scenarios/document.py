@@ -197,9 +197,9 @@ def _events(text: str) -> Iterator[Any]:
         raise _StopError(line, (), f"the character {error.character:#x} is not allowed in YAML: remove it") from None
     except yaml.MarkedYAMLError as error:
         _raise_syntax(error)
-    except (ValueError, OverflowError) as error:
-        # Such as "\UFFFFFFFF", which PyYAML passes to chr() as it is.
-        raise _StopError(loader.line + 1, (), f"not valid YAML: {error}") from None
+    except (ValueError, OverflowError):
+        # PyYAML passes "\UFFFFFFFF" to chr(), and `%YAML 1.<thousands of digits>` to int(), as they are.
+        raise _StopError(loader.line + 1, (), "not valid YAML: an escape or a version is out of range") from None
 
 
 def _raise_syntax(error: yaml.MarkedYAMLError) -> NoReturn:

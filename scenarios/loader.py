@@ -95,7 +95,8 @@ def _files(paths: Sequence[Path], problems: list[Problem]) -> Iterator[Path]:
     """The files to read, each real path once. What cannot be listed goes to `problems`."""
     seen: set[str] = set()
     for path in paths:
-        found = list(_below(path, problems)) if path.is_dir() else [path]
+        # Not Path.is_dir, which raises where it may not look; reading the file says that better.
+        found = list(_below(path, problems)) if os.path.isdir(path) else [path]
         if not found:
             message = f"no {' or '.join(f'*{suffix}' for suffix in SUFFIXES)} file is in it: name another directory"
             problems.append(Problem(str(path), 0, "", message))
@@ -125,7 +126,7 @@ def _read_text(path: Path) -> str:
             raise ScenarioError([Problem(file, 0, "", "not a regular file: name a YAML file or a directory")])
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except OSError as error:
         raise ScenarioError([_unreadable(file, error)]) from None
     if len(content) > MAX_BYTES:
         raise ScenarioError([Problem(file, 0, "", f"larger than {MAX_BYTES} bytes: a scenario is much smaller")])
@@ -137,6 +138,6 @@ def _read_text(path: Path) -> str:
         raise ScenarioError([Problem(file, line, "", message)]) from None
 
 
-def _unreadable(file: str, error: OSError | ValueError) -> Problem:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return Problem(file, 0, "", f"cannot be read ({reason.lower()}): check the path and its permissions")
+def _unreadable(file: str, error: OSError) -> Problem:
+    reason = (error.strerror or str(error)).lower()
+    return Problem(file, 0, "", f"cannot be read ({reason}): check the path and its permissions")

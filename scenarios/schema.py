@@ -6,6 +6,7 @@ of a scenario together, `scenarios.loader` reads the files.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -139,9 +140,11 @@ class Scenario(BaseModel):
             ScenarioError: without lines, for there is no file.
         """
         try:
-            scenario, _, issues = read_plain(data)
+            json.dumps(data, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            scenario, issues = None, [Issue((), f"not plain JSON values ({error}): use what to_plain gives")]
+            message = f"not plain JSON values ({error}): use what to_plain gives"
+            raise ScenarioError([Problem("stored scenario", 0, "", message)]) from None
+        scenario, _, issues = read_plain(data)
         if scenario is None:
             raise ScenarioError(Problem("stored scenario", 0, field_name(i.loc), i.message) for i in issues)
         return scenario

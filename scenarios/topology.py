@@ -30,7 +30,7 @@ class EngineTopology(BaseModel):
     max_num_seqs: Annotated[int, Field(ge=1)] = 8
     steps_in_flight: Annotated[int, Field(ge=1, le=4)] = 2
     prefix_caching: bool = True
-    max_model_len: Annotated[int, Field(ge=1)] = 1024
+    max_model_len: Annotated[int, Field(ge=1)] | None = None
 
     @property
     def capacity(self) -> int:

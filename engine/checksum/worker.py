@@ -46,7 +46,9 @@ class PendingRecord:
 class ChecksumWorker:
     """Sums blocks of one worker's caches. One full-attention group holds all layers."""
 
-    def __init__(self, cache: PagedKVCache, layers: list[LayerSpec], tp_rank: int, pp_rank: int, first_head: int) -> None:
+    def __init__(
+        self, cache: PagedKVCache, layers: list[LayerSpec], tp_rank: int, pp_rank: int, first_head: int
+    ) -> None:
         self._tp_rank = tp_rank
         self._pp_rank = pp_rank
         self._fingerprint = fingerprint((spec.name, spec.spec_type, spec.dtype) for spec in layers)

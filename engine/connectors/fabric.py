@@ -65,9 +65,14 @@ class Fabric:
         return peer.memory if peer else None
 
     @property
-    def num_reads(self) -> int:
-        """Loads whose operations have not all landed."""
-        return len(self._reads)
+    def num_pending(self) -> int:
+        """Loads that are being read, and notices on their way."""
+        return len(self._reads) + len(self._notices)
+
+    def has_mail(self, engine_id: str) -> bool:
+        """Whether notices have arrived that the engine has not taken."""
+        peer = self._peers[engine_id]
+        return bool(peer.received or peer.sent)
 
     def post(
         self, engine: str, source_engine: str, request_id: str, remote_request_id: str, ops: list[CopyOp]

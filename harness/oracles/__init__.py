@@ -1,0 +1,1 @@
+"""What knows the truth. No oracle looks at a checksum that the engine computed."""

@@ -1,0 +1,80 @@
+"""The proxy loses, cuts or alters `kv_checksums` on its way from P to D.
+
+Recipe S14 of docs/incidents.md (a to d); GAP-9: the payload carries no check of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Literal
+
+from pydantic import Field
+
+from engine.checksum.consumer import CHECKSUMS_PARAM
+from engine.seams import Change, ParamsPass, Seams
+from faults.base import Fault, FaultParams, When, digest
+from faults.levers import CHECKSUMS
+from faults.moments import MOMENTS
+
+_VERSION_BYTE = 1  # msgpack of the payload: array header, then the version
+
+
+class DropChecksumsWhen(When):
+    at: Literal["params_pass"] = Field("params_pass", description="The proxy forwards the parameters.")
+
+
+class DropChecksumsParams(FaultParams):
+    kind: Literal["drop_checksums"]
+    when: DropChecksumsWhen
+    how: Literal["lose", "cut", "alter_version", "alter_value"] = Field(
+        "lose",
+        description="lose: the key is gone. cut: only the first half of the text. alter_version, alter_value: one "
+        "character changes, in the version or in the checksum of a block.",
+    )
+
+
+class DropChecksums(Fault[DropChecksumsParams]):
+    """Acts on the parameters of one request as they pass the proxy."""
+
+    kind = "drop_checksums"
+    params_model = DropChecksumsParams
+
+    @classmethod
+    def needs(cls, params: FaultParams) -> frozenset[str]:
+        return frozenset({MOMENTS[params.when.at], CHECKSUMS})
+
+    def attach(self, seams: Seams) -> None:
+        seams.on(MOMENTS[self.params.when.at], self._pass)
+
+    def _pass(self, event: ParamsPass) -> Change[ParamsPass] | None:
+        text = event.params.get(CHECKSUMS_PARAM)
+        if event.request_id != self.context.request_id or not isinstance(text, str):
+            return None
+        params = {key: value for key, value in event.params.items() if key != CHECKSUMS_PARAM}
+        altered = self._alter(text)
+        if altered is not None:
+            params[CHECKSUMS_PARAM] = altered
+        after = None if altered is None else digest(altered.encode())
+        self.record(MOMENTS[self.params.when.at], self._describe(text, altered), digest(text.encode()), after)
+        return Change(ParamsPass(event.request_id, params))
+
+    def _alter(self, text: str) -> str | None:
+        if self.params.how == "lose":
+            return None
+        if self.params.how == "cut":
+            return text[: len(text) // 2]
+        raw = bytearray(base64.b64decode(text))
+        if self.params.how == "alter_version":
+            raw[_VERSION_BYTE] ^= 1 << self.context.rng.randrange(1, 6)
+        else:
+            # The payload ends with the values of its last group: 8 bytes a block, at least one block.
+            raw[-self.context.rng.randrange(1, 9)] ^= 1 << self.context.rng.randrange(8)
+        return base64.b64encode(raw).decode("ascii")
+
+    def _describe(self, text: str, altered: str | None) -> str:
+        if altered is None:
+            return f"{CHECKSUMS_PARAM} ({len(text)} characters) is gone"
+        if len(altered) < len(text):
+            return f"{CHECKSUMS_PARAM} is cut from {len(text)} to {len(altered)} characters"
+        changed = [index for index, (old, new) in enumerate(zip(text, altered, strict=True)) if old != new]
+        return f"{CHECKSUMS_PARAM} is altered at character {', '.join(map(str, changed))} of {len(text)}"

@@ -1,0 +1,17 @@
+"""Errors of the harness."""
+
+from __future__ import annotations
+
+from engine.errors import InputError, KVChaosError
+
+
+class PlanError(InputError):
+    """Nothing can be run as asked."""
+
+
+class HistoryError(InputError):
+    """A stored history cannot be read."""
+
+
+class CheckerError(KVChaosError):
+    """A fault or an oracle raised: its cell is unknown, whatever the engine did."""

@@ -1,0 +1,99 @@
+"""The bytes oracle: digests of P's KV when it is final and when it is summed, of D's when a load has finished and
+when it is first read.
+
+Per position it keeps a digest per (layer, head), and the checksum that `kernels/definition.py` gives for those
+bytes, from which the known gaps are predicted. Positions count grid blocks of `grid` tokens, the smaller of the two
+sides' block sizes, so that both sides can be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.cache import KVMemory
+from engine.checksum.records import GroupBlocks
+from engine.seams import Checksummed, FirstUse, KVFinal, LoadFinished, Seams, Stage
+from harness.history import History
+from kernels.definition import block_checksums
+
+KV_FINAL, CHECKSUMMED, LOAD_FINISHED, FIRST_USE = "kv_final", "checksummed", "load_finished", "first_use"
+EVENT = "oracle.kv"
+
+
+class BytesOracle:
+    """Writes what it sees into the history; the judge compares."""
+
+    def __init__(self, history: History, grid: int) -> None:
+        self._history = history
+        self._grid = grid
+
+    def attach(self, seams: Seams) -> None:
+        """Before any fault at P's KV final; after every fault everywhere else."""
+        seams.on("producer.kv_final", self._kv_final, Stage.BEFORE)
+        seams.on("producer.checksummed", self._checksummed, Stage.BEFORE)
+        seams.on("consumer.load_finished", self._load_finished, Stage.AFTER)
+        seams.on("consumer.first_use", self._first_use, Stage.AFTER)
+
+    def _kv_final(self, event: KVFinal) -> None:
+        self._see(KV_FINAL, event.request_id, event.groups, event.memory)
+
+    def _checksummed(self, event: Checksummed) -> None:
+        self._see(CHECKSUMMED, event.request_id, event.groups, event.memory)
+
+    def _load_finished(self, event: LoadFinished) -> None:
+        self._see(LOAD_FINISHED, event.request_id, event.groups, event.memory)
+
+    def _first_use(self, event: FirstUse) -> None:
+        self._see(FIRST_USE, event.request_id, event.groups, event.memory)
+
+    def _see(self, at: str, request_id: str, groups: Mapping[int, GroupBlocks], memory: KVMemory) -> None:
+        for group_id, blocks in groups.items():
+            first_token = blocks.start * blocks.block_size
+            kv = memory.tokens(blocks)
+            self._history.add(
+                EVENT,
+                at=at,
+                request=request_id,
+                group=group_id,
+                grid=self._grid,
+                start=first_token // self._grid,
+                digests=grid_digests(kv, self._grid),
+                sums=self._sums(kv, first_token),
+            )
+
+    def _sums(self, kv: npt.NDArray[np.uint8], first_token: int) -> list[str]:
+        layers, _, tokens, _ = kv.shape
+        whole_blocks = np.pad(kv, ((0, 0), (0, 0), (0, -tokens % self._grid), (0, 0)))
+        sums = block_checksums(
+            whole_blocks,
+            layer_numbers=range(layers),
+            first_head=0,
+            block_size=self._grid,
+            first_token=first_token,
+            num_tokens=first_token + tokens,
+        )
+        return [f"{int(value):016x}" for value in sums]
+
+
+def grid_digests(kv: npt.NDArray[np.uint8], grid: int) -> list[str]:
+    """Per grid block of uint8 [layers, heads, tokens, bytes]: 8 hex digits a (layer, head), concatenated."""
+    layers, heads, tokens, _ = kv.shape
+    return [
+        "".join(
+            hashlib.blake2b(np.ascontiguousarray(kv[layer, head, start : start + grid]).tobytes(), digest_size=4).hexdigest()
+            for layer in range(layers)
+            for head in range(heads)
+        )
+        for start in range(0, tokens, grid)
+    ]
+
+
+def observed(lines: list[dict[str, Any]], at: str, request_id: str) -> dict[str, Any] | None:
+    """The last thing seen of a request at a moment: a prompt that is computed again replaces the first."""
+    found = [line for line in lines if line["event"] == EVENT and line["at"] == at and line["request"] == request_id]
+    return found[-1] if found else None

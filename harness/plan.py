@@ -1,0 +1,119 @@
+"""What will be run: a cell per scenario and policy, and the clean twins that go with them.
+
+Three seeds drive a cell. `data` (weights, prompts) depends on the model and the workload only, so that policies are
+compared over the same prompts. `world` (arrivals, interleaving) adds topology and policy, and is shared with the twin,
+which therefore differs from its cells by the fault alone. `seed` is the cell's own and drives the fault's choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from faults.levers import CHECKSUMS
+from faults.noop import NoopParams
+from faults.registry import FAULTS
+from harness.seeds import derive, short_hash
+from scenarios.clean import clean_expectation
+from scenarios.schema import Scenario
+from scenarios.words import Policy, Role
+
+TWIN_SUMMARY = "Clean twin: the same seed and workload, each fault replaced by noop."
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The unit that is run and judged. `missing` names what the target lacks for it: then it is not run."""
+
+    id: str
+    scenario: Scenario
+    policy: Policy
+    role: Role
+    seed: int
+    world_seed: int
+    data_seed: int
+    twin: str | None
+    missing: tuple[str, ...]
+
+    @property
+    def faulted_loads(self) -> frozenset[int]:
+        return frozenset(fault.when.load for fault in self.scenario.faults)
+
+
+def plan_cells(
+    scenarios: Sequence[Scenario], policies: Iterable[Policy], run_seed: int, provides: frozenset[str]
+) -> list[Cell]:
+    """All fault cells in the order of the scenarios, then the twins they need, each once, by id."""
+    wanted = set(policies)
+    cells: list[Cell] = []
+    twins: dict[str, Cell] = {}
+    for scenario in scenarios:
+        for policy in scenario.policies:
+            if policy not in wanted:
+                continue
+            missing = missing_names(scenario, policy, provides)
+            twin = None
+            if scenario.twin and scenario.faults and not missing:
+                twin_cell = _cell(twin_scenario(scenario, policy), policy, Role.TWIN, run_seed, None, ())
+                twins[twin_cell.id] = twin_cell
+                twin = twin_cell.id
+            cells.append(_cell(scenario, policy, Role.FAULT, run_seed, twin, missing))
+    return cells + [twins[cell_id] for cell_id in sorted(twins)]
+
+
+def missing_names(scenario: Scenario, policy: Policy, provides: frozenset[str]) -> tuple[str, ...]:
+    """What the scenario's faults need and neither the target nor the policy provides."""
+    if policy is not Policy.OFF:
+        provides = provides | {CHECKSUMS}
+    needed: set[str] = set()
+    for fault in scenario.faults:
+        needed |= FAULTS[fault.kind].needs(fault)
+    return tuple(sorted(needed - provides))
+
+
+def twin_scenario(scenario: Scenario, policy: Policy) -> Scenario:
+    """The clean twin, named by everything it depends on, so that scenarios that share it run it once."""
+    moments = sorted({(fault.when.load, fault.when.at) for fault in scenario.faults})
+    expected = (scenario.others or {}).get(policy) or clean_expectation(policy)
+    plain = {
+        "topology": scenario.topology.model_dump(mode="json"),
+        "checksum": scenario.checksum.model_dump(mode="json"),
+        "workload": scenario.workload.model_dump(mode="json"),
+        "load_failure": scenario.load_failure,
+        "moments": moments,
+        "expected": expected.model_dump(mode="json"),
+    }
+    noops = tuple(
+        NoopParams.model_validate({"kind": "noop", "when": {"load": load, "at": at}}) for load, at in moments
+    )
+    return scenario.model_copy(
+        update={
+            "name": f"twin-{short_hash(plain)}",
+            "summary": TWIN_SUMMARY,
+            "incidents": (),
+            "faults": noops,
+            "policies": (policy,),
+            "expect": {policy: expected},
+            "others": {policy: expected},
+            "known_gap": {},
+            "twin": False,
+        }
+    )
+
+
+def _cell(
+    scenario: Scenario, policy: Policy, role: Role, run_seed: int, twin: str | None, missing: tuple[str, ...]
+) -> Cell:
+    topology = scenario.topology
+    workload = scenario.workload.model_dump(mode="json")
+    return Cell(
+        id=f"{scenario.name}--{policy}",
+        scenario=scenario,
+        policy=policy,
+        role=role,
+        seed=derive("cell", run_seed, scenario.name, policy, topology.id),
+        world_seed=derive("world", run_seed, topology.id, workload, policy, scenario.load_failure),
+        data_seed=derive("data", run_seed, topology.model, topology.kv_dtype, workload),
+        twin=twin,
+        missing=missing,
+    )

@@ -1,0 +1,223 @@
+"""The simulated world of one cell: two engines, a proxy and a transport in one process, in virtual time.
+
+Everything that can happen next is an action. One seeded generator picks among them, one at a time, so a seed gives
+one run, and different seeds give different interleavings of arrivals, steps, copies and notices.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.clock import VirtualClock
+from engine.config import EngineConfig, preset
+from engine.connectors.fabric import Fabric
+from engine.connectors.pull import PullScheduler
+from engine.core import EngineCore, pull_engine
+from engine.proxy import Prompt, Proxy
+from engine.request import Request, RequestOutput
+from engine.seams import Seams
+from engine.tokenizer import BOS
+from harness.plan import Cell
+from scenarios.schema import Scenario
+from scenarios.topology import EngineTopology
+
+LEASE_TICKS = 10**9  # in a clean run no lease ends by itself
+PRODUCER, CONSUMER = "producer", "consumer"
+
+Action = Callable[[], object]
+
+
+def request_id(load: int) -> str:
+    """The id of the request that scenarios call load n (from 1)."""
+    return f"r{load}"
+
+
+def make_prompts(scenario: Scenario, data_seed: int) -> tuple[Prompt, ...]:
+    """The workload's prompts: random bytes, lengths within `prompt_tokens`, after a shared prefix if there is one."""
+    workload = scenario.workload
+    rng = random.Random(data_seed)
+    prefix = [rng.randrange(BOS) for _ in range(workload.shared_prefix_tokens)]
+    prompts = []
+    for load in range(1, workload.requests + 1):
+        length = rng.randint(*workload.prompt_tokens)
+        own = [rng.randrange(BOS) for _ in range(length - len(prefix))]
+        prompts.append(Prompt(request_id(load), (*prefix, *own), workload.output_tokens))
+    return tuple(prompts)
+
+
+def engine_config(cell: Cell, engine_id: str, side: EngineTopology) -> EngineConfig:
+    """The configuration of one side of a cell."""
+    topology = cell.scenario.topology
+    return EngineConfig(
+        engine_id=engine_id,
+        model=preset(topology.model),
+        seed=cell.data_seed,
+        block_size=side.block_size,
+        num_blocks=side.num_blocks,
+        layout=side.layout,
+        kv_dtype=topology.kv_dtype,
+        max_model_len=side.max_model_len,
+        max_batched_tokens=side.max_batched_tokens,
+        max_num_seqs=side.max_num_seqs,
+        steps_in_flight=side.steps_in_flight,
+        prefix_caching=side.prefix_caching,
+        lease_ticks=LEASE_TICKS,
+        checksum=cell.policy.settings(cell.scenario.load_failure),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class SimClock:
+    """The clock lever: leases of the producer."""
+
+    leases: PullScheduler
+
+    def end_lease(self, request_id: str) -> bool:
+        if not self.leases.holds_lease(request_id):
+            return False
+        self.leases.end_lease(request_id)
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class SimCompetitors:
+    """The competitor lever: prefills that fill the producer's whole pool."""
+
+    producer: EngineCore
+    waiting: list[Prompt]
+    running: set[str] = field(default_factory=set)
+    finished: set[str] = field(default_factory=set)
+
+    def release(self) -> str | None:
+        if not self.waiting:
+            return None
+        prompt = self.waiting.pop(0)
+        self.running.add(prompt.request_id)
+        self.producer.add_request(Request(prompt.request_id, list(prompt.token_ids), prompt.max_tokens))
+        return prompt.request_id
+
+    def has_finished(self, request_id: str) -> bool:
+        return request_id in self.finished
+
+    def take(self, output: RequestOutput) -> bool:
+        """Whether an output of the producer was a competitor's."""
+        if output.request_id not in self.running:
+            return False
+        self.running.remove(output.request_id)
+        self.finished.add(output.request_id)
+        return True
+
+
+class SimWorld:
+    """Two engines and everything between them. Raises what the engines raise."""
+
+    def __init__(self, cell: Cell, seams: Seams, on_output: Callable[[str, RequestOutput], None]) -> None:
+        scenario = cell.scenario
+        self._rng = random.Random(cell.world_seed)
+        self._on_output = on_output
+        self.clock = VirtualClock()
+        self.fabric = Fabric(seams)
+        self.producer = pull_engine(
+            engine_config(cell, PRODUCER, scenario.topology.producer), seams, self.clock, self.fabric
+        )
+        self.consumer = pull_engine(
+            engine_config(cell, CONSUMER, scenario.topology.consumer), seams, self.clock, self.fabric
+        )
+        self.prompts = make_prompts(scenario, cell.data_seed)
+        self._arrivals = list(self.prompts)
+        self._leases_ended = False
+        self._unanswered = {prompt.request_id for prompt in self.prompts}
+        self._proxy = Proxy(self.producer, self.consumer, seams)
+        self.competitors = SimCompetitors(self.producer, self._competitor_prompts(scenario))
+
+    def _competitor_prompts(self, scenario: Scenario) -> list[Prompt]:
+        length = self.producer.config.context_limit - 1
+        return [
+            Prompt(f"c{n}", tuple(self._rng.randrange(BOS) for _ in range(length)), 1)
+            for n in range(1, scenario.workload.competitors + 1)
+        ]
+
+    @property
+    def leases(self) -> PullScheduler:
+        connector = self.producer.connector
+        if not isinstance(connector, PullScheduler):
+            raise TypeError("the simulated producer has the pull connector")
+        return connector
+
+    def run(self) -> bool:
+        """Run until every request is answered and nothing is left to do. False: the deadline came first."""
+        for _ in range(self._deadline()):
+            actions = self._actions()
+            if actions:
+                self._rng.choice(actions)()
+                self.clock.advance()
+                self._take_outputs()
+            elif not self._wind_down():
+                break
+        return not self._unanswered and self.quiet
+
+    def _deadline(self) -> int:
+        """Actions that no clean run comes near: several times its copy operations and steps."""
+        model = self.consumer.config.model
+        longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in self.prompts)
+        smallest = min(self.producer.config.block_size, self.consumer.config.block_size)
+        copies = (longest // smallest + 1) * model.num_layers * 2 * model.num_kv_heads
+        return 10_000 + len(self.prompts) * (4 * copies + 100 * longest)
+
+    @property
+    def quiet(self) -> bool:
+        """No request, load, lease, copy or step is left anywhere."""
+        engines = (self.producer, self.consumer)
+        busy = any(engine.scheduler.has_work or engine.steps_in_flight for engine in engines)
+        return not busy and not self.fabric.num_pending and not self._proxy.num_pending
+
+    def _wind_down(self) -> bool:
+        """Nothing can happen by itself: let in who still waits for time. False: nobody does."""
+        if not self._unanswered and self.competitors.waiting:
+            self.competitors.release()
+            return True
+        if self.leases.num_leases and not self._leases_ended:
+            self._leases_ended = True
+            self.clock.advance(LEASE_TICKS)
+            self.producer.schedule()
+            return True
+        return False
+
+    def _actions(self) -> list[Action]:
+        actions: list[Action] = []
+        if self._arrivals:
+            actions.append(self._arrive)
+        for engine in (self.producer, self.consumer):
+            if engine.can_schedule() and not self._idle(engine):
+                actions.append(engine.schedule)
+            if engine.can_execute():
+                actions.append(engine.execute)
+            if engine.can_collect():
+                actions.append(engine.collect)
+        actions += [lambda request=request: self._proxy.forward(request) for request in self._proxy.ready()]
+        return actions + self.fabric.ready()
+
+    def _idle(self, engine: EngineCore) -> bool:
+        """Polling for a notice that nothing will send any more: time alone would end it."""
+        scheduler, fabric = engine.scheduler, self.fabric
+        waiting = scheduler.num_unfinished or fabric.num_pending or fabric.has_mail(engine.config.engine_id)
+        return not self._unanswered and not waiting
+
+    def _arrive(self) -> None:
+        self._proxy.submit(self._arrivals.pop(0))
+
+    def _take_outputs(self) -> None:
+        for output in self.producer.take_finished():
+            if self.competitors.take(output):
+                continue
+            failed = self._proxy.prefilled(output)
+            if failed is not None:
+                self._answer(PRODUCER, failed)
+        for output in self.consumer.take_finished():
+            self._answer(CONSUMER, output)
+
+    def _answer(self, engine: str, output: RequestOutput) -> None:
+        self._unanswered.discard(output.request_id)
+        self._on_output(engine, output)
