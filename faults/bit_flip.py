@@ -120,6 +120,9 @@ class BitFlip(Fault[BitFlipParams]):
         valid = blocks.num_tokens - blocks.start * blocks.block_size
         if self.params.where == "past_end":
             return range(valid, len(blocks.block_ids) * blocks.block_size)
+        if self.params.when.at == "after_verify":
+            # D computes the last prompt token again before it reads it: a flip there would never be read.
+            valid -= 1
         if self.params.token is None:
             return range(valid)
         slot = self.params.token - blocks.start * blocks.block_size

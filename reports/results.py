@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from faults.base import Evidence
 from reports.errors import BrokenResultsError
 from reports.files import write_atomically
 from reports.records import from_json, to_json
@@ -103,18 +104,6 @@ class LoadResult:
     def warned(self) -> bool:
         """Silent corruption under an `unverified` verdict: counted apart, somebody was told."""
         return self.silent and self.verdict is VerdictStatus.UNVERIFIED
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Proof that a fault happened: what was touched, before and after (digests, never KV bytes)."""
-
-    fault: str
-    seam: str
-    request_id: str | None
-    what: str
-    before: str | None
-    after: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,13 +59,18 @@ class Outcome(StrEnum):
 
 
 class Violation(StrEnum):
-    """What must never happen, whatever the outcome."""
+    """What must never happen, whatever the outcome.
+
+    `UNEXPLAINED_VERIFIED`: a load is verified and corrupted, and no known gap's predicate holds.
+    `UNEXPLAINED_TOKENS`: the tokens are wrong although nothing that was read is corrupted.
+    """
 
     LEAK = "leak"
     DOUBLE_FREE = "double_free"
     TWO_TERMINAL_STATES = "two_terminal_states"
     NO_PROGRESS = "no_progress"
     UNEXPLAINED_VERIFIED = "unexplained_verified"
+    UNEXPLAINED_TOKENS = "unexplained_tokens"
 
 
 class Truth(StrEnum):

@@ -4,6 +4,9 @@ when it is first read.
 Per position it keeps a digest per (layer, head), and the checksum that `kernels/definition.py` gives for those
 bytes, from which the known gaps are predicted. Positions count grid blocks of `grid` tokens, the smaller of the two
 sides' block sizes, so that both sides can be compared.
+
+D computes the last prompt token again before it reads it, so what it reads of a load is one token less:
+`first_use` leaves that token out, and `to_be_read` is P's KV at KV final without it.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from harness.history import History
 from kernels.definition import block_checksums
 
 KV_FINAL, CHECKSUMMED, LOAD_FINISHED, FIRST_USE = "kv_final", "checksummed", "load_finished", "first_use"
+TO_BE_READ = "to_be_read"
 EVENT = "oracle.kv"
 
 
@@ -41,6 +45,7 @@ class BytesOracle:
 
     def _kv_final(self, event: KVFinal) -> None:
         self._see(KV_FINAL, event.request_id, event.groups, event.memory)
+        self._see(TO_BE_READ, event.request_id, event.groups, event.memory, leave_out=1)
 
     def _checksummed(self, event: Checksummed) -> None:
         self._see(CHECKSUMMED, event.request_id, event.groups, event.memory)
@@ -49,12 +54,15 @@ class BytesOracle:
         self._see(LOAD_FINISHED, event.request_id, event.groups, event.memory)
 
     def _first_use(self, event: FirstUse) -> None:
-        self._see(FIRST_USE, event.request_id, event.groups, event.memory)
+        self._see(FIRST_USE, event.request_id, event.groups, event.memory, leave_out=1)
 
-    def _see(self, at: str, request_id: str, groups: Mapping[int, GroupBlocks], memory: KVMemory) -> None:
+    def _see(
+        self, at: str, request_id: str, groups: Mapping[int, GroupBlocks], memory: KVMemory, leave_out: int = 0
+    ) -> None:
         for group_id, blocks in groups.items():
             first_token = blocks.start * blocks.block_size
             kv = memory.tokens(blocks)
+            kv = kv[:, :, : kv.shape[2] - leave_out]
             self._history.add(
                 EVENT,
                 at=at,

@@ -1,0 +1,96 @@
+"""`kvchaos list`: what there is to use."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from faults.registry import FAULTS
+from harness.commands.options import json_output
+from harness.targets import TARGETS
+from scenarios.loader import load_scenarios
+from scenarios.words import Policy
+
+
+@click.group("list")
+def list_group() -> None:
+    """List scenarios, faults, policies or targets."""
+
+
+def _print(rows: list[dict[str, str]], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*row.values())
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+@list_group.command()
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@json_output
+def scenarios(paths: tuple[Path, ...], as_json: bool) -> None:
+    """The scenarios in PATHS (default: the folder scenarios)."""
+    found = load_scenarios(paths or (Path("scenarios"),))
+    rows = [
+        {"name": s.name, "faults": ", ".join(f.kind for f in s.faults) or "none", "summary": s.summary} for s in found
+    ]
+    _print(rows, as_json)
+
+
+@list_group.command()
+@json_output
+def faults(as_json: bool) -> None:
+    """The fault kinds, their parameters and the moments they can act at."""
+    rows = []
+    for kind, fault in sorted(FAULTS.items()):
+        schema = fault.params_model.model_json_schema()
+        own = [name for name in schema["properties"] if name not in ("kind", "when")]
+        moments = schema["$defs"][_when(schema)]["properties"]["at"]
+        at = moments.get("enum") or [moments["const"]]
+        rows.append(
+            {
+                "kind": kind,
+                "at": ", ".join(at),
+                "parameters": ", ".join(own) or "none",
+                "summary": (inspect.getdoc(fault) or "").splitlines()[0],
+            }
+        )
+    _print(rows, as_json)
+
+
+def _when(schema: dict[str, dict[str, dict[str, str]]]) -> str:
+    return schema["properties"]["when"]["$ref"].rpartition("/")[2]
+
+
+@list_group.command()
+@json_output
+def policies(as_json: bool) -> None:
+    """The policies and the engine flags each stands for."""
+    rows = []
+    for policy in Policy:
+        flags = policy.settings()
+        rows.append(
+            {
+                "policy": str(policy),
+                "kv_checksum_mode": str(flags.kv_checksum_mode),
+                "kv_load_failure_policy": flags.kv_load_failure_policy,
+            }
+        )
+    _print(rows, as_json)
+
+
+@list_group.command()
+@json_output
+def targets(as_json: bool) -> None:
+    """The targets that scenarios can run on."""
+    _print([{"target": name, "summary": target.summary} for name, target in sorted(TARGETS.items())], as_json)

@@ -1,0 +1,142 @@
+"""The judge: observations in, a result out. Pure, so that a stored history can be judged again.
+
+`pass` needs proof that every fault happened, every expectation met, and no violation. What cannot be decided is
+`unknown`, never `pass`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.gaps import PREDICATES, corrupted_positions, holding_gaps
+from harness.observe import CellObservation, KVView, RequestObservation
+from reports.results import CellResult, Expected, LoadResult
+from scenarios.clean import clean_expectation
+from scenarios.schema import Expectation
+from scenarios.words import Outcome, Policy, Result, Tokens, Truth, VerdictStatus, Violation
+
+
+def judge(cell: CellObservation, rerun: str) -> CellResult:
+    """Judge one cell. `rerun` is the command that runs it again."""
+    scenario, policy = cell.scenario, cell.policy
+    expected = scenario.expect[policy]
+    others = (scenario.others or {}).get(policy) or clean_expectation(policy)
+    faulted = {fault.when.load for fault in scenario.faults}
+    gap = None if policy is Policy.OFF else scenario.known_gap.get(policy)
+    pairs = [(request, _load_result(request, request.load in faulted)) for request in cell.requests]
+    violations = [*cell.violations, *_unexplained(pairs)]
+    why: list[str] = []
+    for request, load in pairs:
+        wanted = expected if load.faulted or not faulted else others
+        why += [f"{request.request_id} (load {load.load}): {line}" for line in _deviations(load, wanted)]
+        if gap is not None and (load.faulted or not faulted):
+            why += _gap_deviations(gap, request)
+    why += violations
+    result, reasons = _result(cell, why, gap)
+    return CellResult(
+        id=cell.id,
+        scenario=scenario.name,
+        summary=scenario.summary,
+        faults=tuple(fault.kind for fault in scenario.faults),
+        incidents=scenario.incidents,
+        policy=policy,
+        topology=scenario.topology_id,
+        seed=cell.seed,
+        role=cell.role,
+        twin=cell.twin,
+        expected=_plain(expected),
+        others=_plain(others) if faulted else None,
+        known_gap=gap,
+        result=result,
+        why=reasons,
+        loads=tuple(load for _, load in pairs),
+        violations=tuple(violations),
+        evidence=cell.evidence,
+        rerun=rerun,
+    )
+
+
+def _result(cell: CellObservation, why: list[str], gap: str | None) -> tuple[Result, tuple[str, ...]]:
+    if cell.missing:
+        return Result.NOT_APPLICABLE, (f"{cell.target} with policy {cell.policy} has no {', '.join(cell.missing)}",)
+    doubts = [*cell.problems, *(f"no evidence that {fault} happened" for fault in cell.undone)]
+    if not cell.requests and not doubts:
+        doubts = ["no request was observed"]
+    if doubts:
+        return Result.UNKNOWN, (*doubts, *why)
+    if why:
+        return Result.FAIL, tuple(why)
+    return (Result.PASS if gap is None else Result.KNOWN_GAP), ()
+
+
+def _load_result(request: RequestObservation, faulted: bool) -> LoadResult:
+    delivered = _truth(request.load_finished, request.kv_final)
+    read = _truth(request.first_use, request.to_be_read)
+    return LoadResult(
+        load=request.load,
+        request_id=request.request_id,
+        faulted=faulted,
+        verdict=request.verdict,
+        reason=request.reason,
+        groups=request.groups,
+        outcome=request.outcome,
+        error=request.error,
+        delivered=delivered,
+        read=read,
+        tokens=_tokens(request),
+        corrupted_positions=corrupted_positions(request),
+        num_prompt_tokens=request.num_prompt_tokens,
+        tokens_got=request.tokens,
+        tokens_wanted=request.wanted,
+    )
+
+
+def _truth(seen: KVView | None, wanted: KVView | None) -> Truth:
+    """Whether what was seen on D is what P held when its KV was final."""
+    if seen is None or wanted is None:
+        return Truth.NONE
+    return Truth.CORRUPTED if seen.differing(wanted) else Truth.INTACT
+
+
+def _tokens(request: RequestObservation) -> Tokens:
+    if request.outcome not in (Outcome.SERVED, Outcome.RECOMPUTED):
+        return Tokens.NONE
+    return Tokens.RIGHT if request.tokens == request.wanted else Tokens.WRONG
+
+
+def _deviations(load: LoadResult, wanted: Expectation) -> Iterator[str]:
+    for name in ("verdict", "reason", "outcome", "truth", "tokens"):
+        expected = getattr(wanted, name)
+        found = getattr(load, name)
+        if expected is not None and found != expected:
+            detail = f" ({load.error})" if name == "outcome" and load.error else ""
+            yield f"{name} is {found}{detail}, expected {expected}"
+
+
+def _gap_deviations(gap: str, request: RequestObservation) -> Iterator[str]:
+    predicate = PREDICATES.get(gap)
+    if predicate is None:
+        yield f"{gap} is named as the known gap, but this version cannot recognise it"
+    elif not predicate(request):
+        yield f"{request.request_id} (load {request.load}): {gap} is named as the known gap, but does not explain this"
+
+
+def _unexplained(pairs: list[tuple[RequestObservation, LoadResult]]) -> Iterator[str]:
+    """What must not happen whatever a scenario expects."""
+    for request, load in pairs:
+        gaps = holding_gaps(request)
+        if load.verdict is VerdictStatus.VERIFIED and load.truth is Truth.CORRUPTED and not gaps:
+            yield f"{Violation.UNEXPLAINED_VERIFIED}: {load.request_id} is verified and corrupted outside the known gaps"
+        if load.tokens is Tokens.WRONG and load.read is not Truth.CORRUPTED:
+            yield f"{Violation.UNEXPLAINED_TOKENS}: {load.request_id} has wrong tokens, but nothing it read was corrupted"
+
+
+def _plain(expectation: Expectation) -> Expected:
+    reason = expectation.reason
+    return Expected(
+        expectation.verdict,
+        None if reason is None else str(reason),
+        expectation.outcome,
+        expectation.truth,
+        expectation.tokens,
+    )

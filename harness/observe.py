@@ -1,0 +1,220 @@
+"""A cell's history as observations: what the engine said, what the oracles saw, what the faults proved.
+
+Only reads; `harness.judge` concludes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from engine.checksum.verdict import VerdictStatus
+from engine.request import FinishReason
+from faults.base import Evidence
+from harness.errors import HistoryError
+from harness.history import Line, find_all
+from harness.oracles.kv_bytes import CHECKSUMMED, EVENT, FIRST_USE, KV_FINAL, LOAD_FINISHED, TO_BE_READ
+from reports.results import GroupCoverage
+from scenarios.schema import Scenario
+from scenarios.words import Outcome, Policy, Role, Violation
+
+
+@dataclass(frozen=True, slots=True)
+class KVView:
+    """What the bytes oracle saw of a request at one moment: per grid position a digest and a sum.
+
+    `start` is the first grid position; `grid` is its size in tokens.
+    """
+
+    grid: int
+    start: int
+    digests: tuple[str, ...]
+    sums: tuple[str, ...]
+
+    def positions(self) -> range:
+        return range(self.start, self.start + len(self.digests))
+
+    def digest(self, position: int) -> str | None:
+        return self.digests[position - self.start] if position in self.positions() else None
+
+    def sum(self, position: int) -> str | None:
+        return self.sums[position - self.start] if position in self.positions() else None
+
+    def differing(self, other: KVView) -> tuple[int, ...]:
+        """This view's positions whose bytes are not the other's (or that the other does not have)."""
+        return tuple(p for p in self.positions() if self.digest(p) != other.digest(p))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestObservation:
+    """One request of the workload. `block_size` is D's: verdicts count positions in it.
+
+    The views are the bytes oracle's (`harness.oracles.kv_bytes`): P's `kv_final` and `checksummed`, D's
+    `load_finished`; of D's `first_use` the reference is `to_be_read`.
+    """
+
+    load: int
+    request_id: str
+    block_size: int
+    num_prompt_tokens: int
+    outcome: Outcome
+    error: str | None
+    verdict: VerdictStatus
+    reason: str | None
+    groups: tuple[GroupCoverage, ...]
+    tokens: tuple[int, ...]
+    wanted: tuple[int, ...]
+    kv_final: KVView | None
+    checksummed: KVView | None
+    load_finished: KVView | None
+    to_be_read: KVView | None
+    first_use: KVView | None
+
+
+@dataclass(frozen=True, slots=True)
+class CellObservation:
+    """Everything that a cell's history says. `undone` names faults without evidence."""
+
+    id: str
+    target: str
+    scenario: Scenario
+    policy: Policy
+    role: Role
+    seed: int
+    twin: str | None
+    missing: tuple[str, ...]
+    requests: tuple[RequestObservation, ...]
+    evidence: tuple[Evidence, ...]
+    undone: tuple[str, ...]
+    violations: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def observe(lines: list[Line]) -> CellObservation:
+    """Read one cell's history.
+
+    Raises:
+        HistoryError: a line lacks what it must have: the file is damaged or of another version.
+    """
+    try:
+        return _observe(lines)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        where = lines[0].get("id", "?") if lines else "?"
+        raise HistoryError(
+            f"history of cell {where}: {type(error).__name__} {error}: the file is damaged or of another version"
+        ) from error
+
+
+def _observe(lines: list[Line]) -> CellObservation:
+    head = lines[0]
+    end = (find_all(lines, "end") or [None])[0]
+    problems = [f"a checker crashed: {line['error']}" for line in find_all(lines, "checker.crashed")]
+    if end is None and not problems and not head["missing"] and not find_all(lines, "engine.refused"):
+        problems.append("the history has no end: the run was interrupted")
+    scenario = Scenario.from_plain(head["scenario"])
+    undone = [
+        f"{line['fault']} on {line['request']}" for line in find_all(lines, "fault.done") if not line["evidence"]
+    ]
+    return CellObservation(
+        id=head["id"],
+        target=head["target"],
+        scenario=scenario,
+        policy=Policy(head["policy"]),
+        role=Role(head["role"]),
+        seed=head["seed"],
+        twin=head["twin"],
+        missing=tuple(head["missing"]),
+        requests=tuple(_request(line, lines, scenario) for line in find_all(lines, "request")),
+        evidence=tuple(
+            Evidence(x["fault"], x["seam"], x["request"], x["what"], x["before"], x["after"])
+            for x in find_all(lines, "evidence")
+        ),
+        undone=tuple(undone),
+        violations=_violations(lines, end),
+        problems=tuple(problems),
+    )
+
+
+def _request(line: Line, lines: list[Line], scenario: Scenario) -> RequestObservation:
+    request_id = line["request"]
+    answers = [x for x in find_all(lines, "answer") if x["request"] == request_id]
+    wanted = [x for x in find_all(lines, "oracle.tokens") if x["request"] == request_id]
+    views = {x["at"]: _view(x) for x in lines if x["event"] == EVENT and x["request"] == request_id}
+    answer = answers[0] if answers else None
+    verdict = answer["verdict"] if answer else _last_verdict(request_id, lines)
+    outcome, error = _outcome(answer, lines)
+    return RequestObservation(
+        load=line["load"],
+        request_id=request_id,
+        block_size=scenario.topology.consumer.block_size,
+        num_prompt_tokens=line["tokens"],
+        outcome=outcome,
+        error=error,
+        verdict=VerdictStatus(verdict["status"]),
+        reason=verdict["reason"],
+        groups=tuple(_coverage(group) for group in verdict["groups"]),
+        tokens=tuple(answer["tokens"]) if answer else (),
+        wanted=tuple(wanted[0]["tokens"]) if wanted else (),
+        kv_final=views.get(KV_FINAL),
+        checksummed=views.get(CHECKSUMMED),
+        load_finished=views.get(LOAD_FINISHED),
+        to_be_read=views.get(TO_BE_READ),
+        first_use=views.get(FIRST_USE),
+    )
+
+
+def _view(line: Line) -> KVView:
+    return KVView(line["grid"], line["start"], tuple(line["digests"]), tuple(line["sums"]))
+
+
+def _coverage(group: dict[str, Any]) -> GroupCoverage:
+    return GroupCoverage(
+        group_id=group["group"],
+        status=VerdictStatus(group["status"]),
+        reason=group["reason"],
+        loaded=tuple(group["loaded"]),
+        compared=tuple(group["compared"]),
+        not_compared=tuple(group["not_compared"]),
+        differing=tuple(group["differing"]),
+    )
+
+
+def _last_verdict(request_id: str, lines: list[Line]) -> dict[str, Any]:
+    """The verdict of a request that never answered, as far as it came."""
+    judged = [x for x in find_all(lines, "consumer.verified") if x["request"] == request_id]
+    verdict: dict[str, Any] = judged[-1]["verdict"] if judged else {"status": "no_load", "reason": None, "groups": []}
+    return verdict
+
+
+def _outcome(answer: Line | None, lines: list[Line]) -> tuple[Outcome, str | None]:
+    if answer is None:
+        for event, outcome in (("engine.refused", Outcome.REFUSED), ("engine.crashed", Outcome.CRASHED)):
+            found = find_all(lines, event)
+            if found:
+                return outcome, found[0]["error"]
+        return Outcome.HUNG, "no answer by the deadline"
+    reason = FinishReason(answer["finish_reason"])
+    if reason is FinishReason.ABORT:
+        return Outcome.ABORTED, answer["error"]
+    if reason is FinishReason.ERROR:
+        return Outcome.FAILED, answer["error"]
+    return Outcome.RECOMPUTED if answer["recomputed"] else Outcome.SERVED, answer["error"]
+
+
+def _violations(lines: list[Line], end: Line | None) -> tuple[str, ...]:
+    found: list[str] = []
+    for pool in find_all(lines, "oracle.pool"):
+        if pool["free"] != pool["total"]:
+            lost = pool["total"] - pool["free"]
+            found.append(f"{Violation.LEAK}: {lost} of {pool['total']} blocks of the {pool['engine']} never came back")
+        twice = [request for request, count in pool["ends"] if count > 1]
+        found += [f"{Violation.TWO_TERMINAL_STATES}: {request} on the {pool['engine']}" for request in twice]
+    answered = Counter(line["request"] for line in find_all(lines, "answer"))
+    found += [f"{Violation.TWO_TERMINAL_STATES}: {r} was answered {n} times" for r, n in answered.items() if n > 1]
+    crashes = [line["error"] for line in find_all(lines, "engine.crashed")]
+    found += [f"{Violation.DOUBLE_FREE}: {error}" for error in crashes if error.startswith("DoubleFreeError")]
+    if end is not None and end["finished"] is False:
+        held = "; ".join(end["held"]) or "nothing was held"
+        found.append(f"{Violation.NO_PROGRESS}: the deadline passed with work left ({held})")
+    return tuple(found)

@@ -1,0 +1,119 @@
+"""The folder of a run: where it is, what says how it was made, and which one is the newest."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InputError
+from harness.errors import HistoryError
+from reports.files import write_atomically
+from scenarios.words import Policy
+
+MANIFEST_FILE = "manifest.json"
+HISTORY_FILE = "history.jsonl"
+TIMING_FILE = "timing.jsonl"
+CELLS_DIR = "cells"
+LATEST = "latest"
+_PACKAGES = ("kvchaos", "torch", "numpy", "msgpack", "pydantic")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Every option of a run that can change a verdict. `sources` maps a scenario to its file, as it was given."""
+
+    name: str
+    target: str
+    seed: int
+    policies: tuple[Policy, ...]
+    sources: dict[str, str]
+
+    def rerun(self, scenario: str | None, policy: Policy) -> str:
+        """The command that runs one cell again, with its twin; `scenario` None: a twin, reached through any."""
+        paths = [self.sources[scenario]] if scenario in self.sources else sorted(set(self.sources.values()))
+        return shlex.join(
+            ["kvchaos", "run", *paths, "--policy", str(policy), "--seed", str(self.seed), "--target", self.target]
+        )
+
+
+def create(runs_dir: Path, options: Options, command: Sequence[str], now: datetime) -> Path:
+    """Make the folder of a new run, with its manifest.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+    stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H%M%SZ")
+    try:
+        parent = runs_dir / options.name
+        parent.mkdir(parents=True, exist_ok=True)
+        run_dir = _fresh(parent, stamp)
+        (run_dir / CELLS_DIR).mkdir()
+    except OSError as error:
+        raise InputError(f"{runs_dir}: cannot keep runs here ({error.strerror}): choose another --runs-dir") from None
+    write_atomically(run_dir / MANIFEST_FILE, json.dumps(_manifest(options, command, now), indent=2) + "\n")
+    return run_dir
+
+
+def point_latest(runs_dir: Path, run_dir: Path) -> None:
+    """Let `latest` point to this run; a `latest` that is no link is left alone."""
+    link = runs_dir / LATEST
+    if link.exists() and not link.is_symlink():
+        return
+    draft = runs_dir / f".{LATEST}.{os.getpid()}"
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(os.path.relpath(run_dir, runs_dir), target_is_directory=True)
+    draft.replace(link)
+
+
+def read_options(run_dir: Path) -> Options:
+    """The options of a stored run.
+
+    Raises:
+        HistoryError: there is no readable manifest.
+    """
+    path = run_dir / MANIFEST_FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))["options"]
+        policies = tuple(Policy(policy) for policy in data["policies"])
+        return Options(data["name"], data["target"], data["seed"], policies, dict(data["sources"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise HistoryError(f"{path}: cannot be read ({reason}): give the folder of a finished run") from None
+
+
+def _fresh(parent: Path, stamp: str) -> Path:
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        run_dir = parent / f"{stamp}{suffix}"
+        try:
+            run_dir.mkdir()
+        except FileExistsError:
+            continue
+        return run_dir
+    raise InputError(f"{parent}: a thousand runs began in this second: try again")
+
+
+def _manifest(options: Options, command: Sequence[str], now: datetime) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "created": now.astimezone(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(command),
+        "options": {
+            "name": options.name,
+            "target": options.target,
+            "seed": options.seed,
+            "policies": [str(policy) for policy in options.policies],
+            "sources": options.sources,
+        },
+        "device": "cpu",
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "platform": f"{sys.platform} {platform.machine()}",
+    }
