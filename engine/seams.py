@@ -275,7 +275,7 @@ class Hold:
     why: str
 
 
-Decision = Change[Event] | Drop | Hold | None
+Decision = Change[Any] | Drop | Hold | None
 Handler = Callable[[Any], Decision]
 
 CHANGE, DROP, HOLD = "change", "drop", "hold"

@@ -108,14 +108,13 @@ def observe(lines: list[Line]) -> CellObservation:
 
 def _observe(lines: list[Line]) -> CellObservation:
     head = lines[0]
-    end = (find_all(lines, "end") or [None])[0]
+    ends = find_all(lines, "end")
+    end = ends[0] if ends else None
     problems = [f"a checker crashed: {line['error']}" for line in find_all(lines, "checker.crashed")]
     if end is None and not problems and not head["missing"] and not find_all(lines, "engine.refused"):
         problems.append("the history has no end: the run was interrupted")
     scenario = Scenario.from_plain(head["scenario"])
-    undone = [
-        f"{line['fault']} on {line['request']}" for line in find_all(lines, "fault.done") if not line["evidence"]
-    ]
+    undone = [f"{line['fault']} on {line['request']}" for line in find_all(lines, "fault.done") if not line["evidence"]]
     return CellObservation(
         id=head["id"],
         target=head["target"],

@@ -83,9 +83,7 @@ def twin_scenario(scenario: Scenario, policy: Policy) -> Scenario:
         "moments": moments,
         "expected": expected.model_dump(mode="json"),
     }
-    noops = tuple(
-        NoopParams.model_validate({"kind": "noop", "when": {"load": load, "at": at}}) for load, at in moments
-    )
+    noops = tuple(NoopParams.model_validate({"kind": "noop", "when": {"load": load, "at": at}}) for load, at in moments)
     return scenario.model_copy(
         update={
             "name": f"twin-{short_hash(plain)}",

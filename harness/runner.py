@@ -42,8 +42,7 @@ def run_cell(cell: Cell, target: str, cell_dir: Path) -> float:
         history = History(stream)
         try:
             TARGETS[target].run(cell, history)
-        except Exception as error:
-            # Not the engine (the target records its crashes) and not a checker: the harness itself. The rest goes on.
+        except Exception as error:  # noqa: BLE001 - not the engine (targets record its crashes): ours, and the rest goes on
             history.add("checker.crashed", error=f"harness: {type(error).__name__}: {error}")
     return time.perf_counter() - started
 
@@ -66,9 +65,7 @@ def run_cells(
     return finished, interrupted
 
 
-def _in_this_process(
-    cells: Sequence[Cell], target: str, cells_dir: Path, jobs: int
-) -> Iterator[tuple[Cell, float]]:
+def _in_this_process(cells: Sequence[Cell], target: str, cells_dir: Path, jobs: int) -> Iterator[tuple[Cell, float]]:
     for cell in cells:
         yield cell, run_cell(cell, target, cells_dir / cell.id)
 
@@ -78,9 +75,7 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _in_processes(
-    cells: Sequence[Cell], target: str, cells_dir: Path, jobs: int
-) -> Iterator[tuple[Cell, float]]:
+def _in_processes(cells: Sequence[Cell], target: str, cells_dir: Path, jobs: int) -> Iterator[tuple[Cell, float]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["harness.targets"])
     pool = ProcessPoolExecutor(min(jobs, len(cells)), mp_context=context, initializer=_ignore_interrupts)
@@ -117,5 +112,3 @@ def _judge_cell(lines: list[Line], options: Options) -> CellResult:
     seen = observe(lines)
     scenario = None if seen.role is Role.TWIN else seen.scenario.name
     return judge(seen, options.rerun(scenario, seen.policy))
-
-

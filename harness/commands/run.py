@@ -110,5 +110,3 @@ def _progress(total: int) -> Iterator[Callable[[Cell], None]]:
             bar.update(task, advance=1, description=cell.id)
 
         yield advance
-
-

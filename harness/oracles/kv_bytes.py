@@ -91,12 +91,13 @@ class BytesOracle:
 def grid_digests(kv: npt.NDArray[np.uint8], grid: int) -> list[str]:
     """Per grid block of uint8 [layers, heads, tokens, bytes]: 8 hex digits a (layer, head), concatenated."""
     layers, heads, tokens, _ = kv.shape
+
+    def digest(layer: int, head: int, start: int) -> str:
+        data = np.ascontiguousarray(kv[layer, head, start : start + grid]).tobytes()
+        return hashlib.blake2b(data, digest_size=4).hexdigest()
+
     return [
-        "".join(
-            hashlib.blake2b(np.ascontiguousarray(kv[layer, head, start : start + grid]).tobytes(), digest_size=4).hexdigest()
-            for layer in range(layers)
-            for head in range(heads)
-        )
+        "".join(digest(layer, head, start) for layer in range(layers) for head in range(heads))
         for start in range(0, tokens, grid)
     ]
 

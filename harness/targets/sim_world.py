@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.clock import VirtualClock
 from engine.config import EngineConfig, preset
@@ -196,7 +197,7 @@ class SimWorld:
                 actions.append(engine.execute)
             if engine.can_collect():
                 actions.append(engine.collect)
-        actions += [lambda request=request: self._proxy.forward(request) for request in self._proxy.ready()]
+        actions += [partial(self._proxy.forward, request) for request in self._proxy.ready()]
         return actions + self.fabric.ready()
 
     def _idle(self, engine: EngineCore) -> bool:
