@@ -126,9 +126,9 @@ def _unexplained(pairs: list[tuple[RequestObservation, LoadResult]]) -> Iterator
     for request, load in pairs:
         gaps = holding_gaps(request)
         if load.verdict is VerdictStatus.VERIFIED and load.truth is Truth.CORRUPTED and not gaps:
-            yield f"{Violation.UNEXPLAINED_VERIFIED}: {load.request_id} is verified and corrupted outside the known gaps"
+            yield f"{Violation.UNEXPLAINED_VERIFIED}: {load.request_id} is corrupted outside the known gaps"
         if load.tokens is Tokens.WRONG and load.read is not Truth.CORRUPTED:
-            yield f"{Violation.UNEXPLAINED_TOKENS}: {load.request_id} has wrong tokens, but nothing it read was corrupted"
+            yield f"{Violation.UNEXPLAINED_TOKENS}: {load.request_id} has wrong tokens, but read nothing corrupted"
 
 
 def _plain(expectation: Expectation) -> Expected:
