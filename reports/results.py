@@ -27,6 +27,7 @@ __all__ = [
     "Headline",
     "LoadResult",
     "RunResult",
+    "TimelineEvent",
     "from_json",
     "read_results",
     "to_json",
@@ -54,7 +55,8 @@ class LoadResult:
     """One request of a cell: what the engine said about its load, and what the oracles know.
 
     `load` counts requests from 1, as `when: {load: 2}` does. `corrupted_positions` are the block positions in
-    which D's bytes, when the load finished, differ from P's at KV final (tokens [0, N) only).
+    which D's bytes, when the load finished, differ from P's at KV final (tokens [0, N) only). `damage` says which
+    layers, heads and tokens those are, and `diagnosis` what would explain them, best hypothesis first.
     """
 
     load: int
@@ -72,6 +74,8 @@ class LoadResult:
     num_prompt_tokens: int
     tokens_got: tuple[int, ...]
     tokens_wanted: tuple[int, ...]
+    damage: str | None = None
+    diagnosis: tuple[str, ...] = ()
 
     @property
     def truth(self) -> Truth:
@@ -104,6 +108,17 @@ class LoadResult:
     def warned(self) -> bool:
         """Silent corruption under an `unverified` verdict: counted apart, somebody was told."""
         return self.silent and self.verdict is VerdictStatus.UNVERIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """A moment of a cell. `t` is virtual time; `where` is producer, consumer, proxy, transfer or fault."""
+
+    t: int
+    where: str
+    event: str
+    request_id: str | None
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +155,7 @@ class CellResult:
     violations: tuple[str, ...]
     evidence: tuple[Evidence, ...]
     rerun: str
+    timeline: tuple[TimelineEvent, ...] = ()
 
     @property
     def judged_loads(self) -> tuple[LoadResult, ...]:
