@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,6 +13,7 @@ from engine.checksum.records import GroupBlocks
 from engine.config import EngineConfig, Layout
 
 K, V = 0, 1
+ChangeWatcher = Callable[[int, int, int, int], None]
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -61,6 +65,15 @@ class KVMemory:
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
+        self._watchers: list[ChangeWatcher] = []
+
+    def watch(self, watcher: ChangeWatcher) -> None:
+        """Tell `watcher` of every slot that `write_slot` or `fill` changes: (layer, head, block, slot)."""
+        self._watchers.append(watcher)
+
+    def _changed(self, layer: int, head: int, block_id: int, slot: int) -> None:
+        for watcher in self._watchers:
+            watcher(layer, head, block_id, slot)
 
     @property
     def num_layers(self) -> int:
@@ -94,23 +107,26 @@ class KVMemory:
         for layer in self._cache.layers:
             # [blocks, K|V, slot, head, element] to [head, blocks, slot, K|V, element]
             picked = layer[ids].permute(3, 0, 2, 1, 4).contiguous()
-            flat = picked.view(torch.uint8).reshape(self.num_kv_heads, len(block_ids) * self.block_size, -1)
-            copies.append(flat.cpu().numpy())
-        return np.stack(copies) if block_ids else np.zeros((self.num_layers, self.num_kv_heads, 0, 0), np.uint8)
+            shape = (self.num_kv_heads, len(block_ids) * self.block_size, self.bytes_per_token)
+            copies.append(picked.view(torch.uint8).reshape(shape).cpu().numpy())
+        return np.stack(copies)
 
     def write_slot(self, layer: int, head: int, block_id: int, slot: int, data: npt.NDArray[np.uint8]) -> None:
         """Overwrite the bytes of one token: uint8 [bytes_per_token]."""
         target = self._cache.layers[layer][block_id, :, slot, head]
         values = torch.from_numpy(data.copy()).view(self._cache.dtype).view(2, -1)
         target.copy_(values.to(target.device))
+        self._changed(layer, head, block_id, slot)
 
     def fill(self, block_ids: tuple[int, ...], pattern: bytes) -> None:
         """Repeat `pattern` (8 bytes, a poison) over every slot of these blocks."""
         repeats = self.bytes_per_token // len(pattern)
         token = torch.frombuffer(bytearray(pattern * repeats), dtype=self._cache.dtype).view(2, -1)
-        for layer in self._cache.layers:
+        for number, layer in enumerate(self._cache.layers):
             for block_id in block_ids:
                 layer[block_id] = token[:, None, None, :].to(layer.device)
+                for head, slot in product(range(self.num_kv_heads), range(self.block_size)):
+                    self._changed(number, head, block_id, slot)
 
     def region(self, layer: int, block_id: int, part: int, head: int, first: int, count: int) -> torch.Tensor:
         """A writable view [count, element] of `count` slots: what one copy operation moves."""

@@ -21,33 +21,36 @@ class ExecutedStep:
 
 
 class TransferAggregator:
-    """Reports a transfer as finished once every rank has, and as failed as soon as one rank does (CON-3)."""
+    """Reports a transfer once every rank has (CON-3): as failed if one rank says so, else as finished.
+
+    A failure waits for the other ranks as well: until they are done they may still write the blocks, which the
+    scheduler gives back when it hears of it (the shape of vllm-project/vllm#56104).
+    """
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._sending: dict[str, int] = {}
-        self._receiving: dict[str, int] = {}
+        self._sending: dict[str, set[int]] = {}
+        self._receiving: dict[str, set[int]] = {}
+        self._failed: set[str] = set()
 
     def merge(self, ranks: tuple[TransferResults, ...]) -> TransferResults:
-        failed = frozenset().union(*(rank.failed_receiving for rank in ranks))
-        for request_id in failed:
-            self._receiving.pop(request_id, None)
-        return TransferResults(
-            finished_sending=self._count(self._sending, [rank.finished_sending for rank in ranks]),
-            finished_receiving=self._count(self._receiving, [rank.finished_receiving for rank in ranks]) - failed,
-            failed_receiving=failed,
-        )
+        """Take what each rank learnt in one step."""
+        for rank in ranks:
+            self._failed |= rank.failed_receiving
+        sent = self._complete(self._sending, [rank.finished_sending for rank in ranks])
+        received = self._complete(self._receiving, [rank.finished_receiving | rank.failed_receiving for rank in ranks])
+        failed = received & self._failed
+        self._failed -= failed
+        return TransferResults(sent, received - failed, failed)
 
-    def _count(self, counts: dict[str, int], finished: list[frozenset[str]]) -> frozenset[str]:
-        done = set()
-        for request_ids in finished:
+    def _complete(self, done_by: dict[str, set[int]], reported: list[frozenset[str]]) -> frozenset[str]:
+        for rank, request_ids in enumerate(reported):
             for request_id in request_ids:
-                counts[request_id] = counts.get(request_id, 0) + 1
-                if counts[request_id] == self._num_ranks:
-                    done.add(request_id)
-        for request_id in done:
-            del counts[request_id]
-        return frozenset(done)
+                done_by.setdefault(request_id, set()).add(rank)
+        complete = frozenset(request_id for request_id, ranks in done_by.items() if len(ranks) == self._num_ranks)
+        for request_id in complete:
+            del done_by[request_id]
+        return complete
 
 
 class Executor:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.blocks import BlockPool, block_hashes
+from engine.checksum.records import GroupBlocks
 from engine.request import Request
 from engine.seams import BlocksAllocated, BlocksFreed, Seams
+
+GROUP = 0  # the one full-attention KV cache group
 
 
 def cdiv(a: int, b: int) -> int:
@@ -58,6 +61,11 @@ class KVManager:
             return False
         request.block_ids += self._allocate(request, max(missing, 0))
         return True
+
+    def blocks(self, request: Request, start: int, num_tokens: int) -> GroupBlocks:
+        """The request's blocks from block position `start` on, as far as its first `num_tokens` tokens go (BLK-1)."""
+        block_ids = tuple(request.block_ids[start : cdiv(num_tokens, self._block_size)])
+        return GroupBlocks(GROUP, self._block_size, start, block_ids, num_tokens)
 
     def cache(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks of the request's first `num_tokens` tokens shareable."""

@@ -28,7 +28,8 @@ class Model:
     def __init__(self, config: ModelConfig, seed: int, device: str = "cpu") -> None:
         self.config = config
         rng = np.random.default_rng(np.random.PCG64(seed))
-        hidden, query, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        hidden = config.hidden_size
+        query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
         def weight(rows: int, columns: int, gain: float) -> torch.Tensor:
             return quantize_weights(rng.standard_normal((rows, columns)) * (gain / np.sqrt(rows)), device)

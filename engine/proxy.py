@@ -5,10 +5,13 @@ Keys that the proxy does not know are forwarded as they are (WIR-3).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.core import EngineCore
-from engine.request import Request, RequestOutput
+from engine.errors import RequestError
+from engine.request import FinishReason, Request, RequestOutput, Status
 from engine.seams import Hold, ParamsPass, Seams
 
 
@@ -21,10 +24,11 @@ class Prompt:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Handover:
-    request: Request
-    holds: tuple[Hold, ...]
+    prompt: Prompt
+    params: Mapping[str, Any]
+    holds: tuple[Hold, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -35,34 +39,49 @@ class Proxy:
     consumer: EngineCore
     seams: Seams
     _prompts: dict[str, Prompt] = field(default_factory=dict)
-    _handovers: list[_Handover] = field(default_factory=list)
+    _handovers: dict[str, _Handover] = field(default_factory=dict)
 
     def submit(self, prompt: Prompt) -> None:
-        """Start a prompt: one token on P, whose KV a consumer will read."""
-        self._prompts[prompt.request_id] = prompt
+        """Start a prompt: one token on P, whose KV a consumer will read.
+
+        Raises:
+            RequestError: P cannot take it; nothing of it is kept.
+        """
         params = {"do_remote_decode": True}
         self.producer.add_request(Request(prompt.request_id, list(prompt.token_ids), 1, params))
+        self._prompts[prompt.request_id] = prompt
 
     def prefilled(self, output: RequestOutput) -> RequestOutput | None:
         """Take P's answer to a prompt. Returns it if it is the client's answer: P failed."""
         prompt = self._prompts.pop(output.request_id)
         if not output.finish_reason.normal:
             return output
-        outcome = self.seams.emit(ParamsPass(prompt.request_id, output.kv_transfer_params or {}))
-        request = Request(
-            prompt.request_id, list(prompt.token_ids), prompt.max_tokens, kv_transfer_params=dict(outcome.event.params)
-        )
-        self._handovers.append(_Handover(request, outcome.holds))
+        self._handovers[prompt.request_id] = _Handover(prompt, output.kv_transfer_params or {})
         return None
 
-    def ready(self) -> list[Request]:
-        """Requests that can go on to D now."""
-        return [h.request for h in self._handovers if all(hold.until() for hold in h.holds)]
+    def ready(self) -> list[str]:
+        """Prefilled requests that can go on to D now, by id."""
+        return [request_id for request_id, h in self._handovers.items() if all(hold.until() for hold in h.holds)]
 
-    def forward(self, request: Request) -> None:
-        """Send a prefilled request to D."""
-        self._handovers = [h for h in self._handovers if h.request is not request]
-        self.consumer.add_request(request)
+    def forward(self, request_id: str) -> RequestOutput | None:
+        """Send a prefilled request to D, unless the seam holds it; it is offered there again once it is released.
+
+        Returns the client's answer if D refuses the request: what arrived is not usable.
+        """
+        handover = self._handovers[request_id]
+        outcome = self.seams.emit(ParamsPass(request_id, handover.params))
+        if outcome.holds:
+            handover.holds = outcome.holds
+            return None
+        del self._handovers[request_id]
+        prompt = handover.prompt
+        request = Request(request_id, list(prompt.token_ids), prompt.max_tokens, dict(outcome.event.params))
+        try:
+            self.consumer.add_request(request)
+        except RequestError as error:
+            request.finish_reason, request.error, request.status = FinishReason.ERROR, str(error), Status.FINISHED
+            return RequestOutput.of(request)
+        return None
 
     @property
     def num_pending(self) -> int:

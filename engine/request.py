@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from engine.checksum.verdict import NO_LOAD, Verdict
+from engine.errors import RequestError
+from engine.tokenizer import VOCAB_SIZE
 
 
 class Status(StrEnum):
@@ -32,7 +34,8 @@ class FinishReason(StrEnum):
 class Request:
     """A request and its progress. `num_computed_tokens` runs ahead of the outputs that have arrived.
 
-    `epoch` counts restarts (preemption, recompute): output of an earlier epoch is dropped on arrival.
+    `epoch` is unique in an engine and changes with every restart (preemption, recompute): output of another epoch,
+    also of an earlier request with the same id, is dropped on arrival.
     `num_placeholders` counts tokens that scheduled steps will sample and whose output has not arrived.
     """
 
@@ -97,3 +100,37 @@ class RequestOutput:
     kv_transfer_params: Mapping[str, Any] | None
     verdict: Verdict
     recomputed: bool
+
+    @classmethod
+    def of(cls, request: Request, params: Mapping[str, Any] | None = None) -> RequestOutput:
+        """The answer to a request that has ended."""
+        if request.finish_reason is None:
+            raise ValueError(f"request {request.request_id} has not ended")
+        return cls(
+            request_id=request.request_id,
+            token_ids=tuple(request.output_token_ids),
+            finish_reason=request.finish_reason,
+            error=request.error,
+            kv_transfer_params=params,
+            verdict=request.verdict,
+            recomputed=request.recomputed,
+        )
+
+
+def check_request(request: Request, context_limit: int) -> None:
+    """Refuse what can never run on an engine whose requests hold at most `context_limit` tokens.
+
+    Raises:
+        RequestError: what is wrong with it.
+    """
+    where = f"request {request.request_id}"
+    prompt, max_tokens, params = request.prompt_token_ids, request.max_tokens, request.kv_transfer_params
+    if not prompt or type(max_tokens) is not int or max_tokens < 1:
+        raise RequestError(f"{where}: needs a prompt of one token or more and max_tokens of 1 or more")
+    if not all(type(token) is int and 0 <= token < VOCAB_SIZE for token in prompt):
+        raise RequestError(f"{where}: token ids are integers from 0 to {VOCAB_SIZE - 1}")
+    needed = len(prompt) + max_tokens
+    if needed > context_limit:
+        raise RequestError(f"{where}: prompt and output are {needed} tokens, max_model_len is {context_limit}")
+    if params is not None and not isinstance(params, Mapping):
+        raise RequestError(f"{where}: kv_transfer_params is a {type(params).__name__}: pass on what the producer sent")

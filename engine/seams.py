@@ -224,6 +224,20 @@ class RequestEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """A worker computes these tokens of a request: it reads the positions before them and writes theirs.
+
+    `block_ids` is the request's block table: position p is in slot `p % block_size` of its block `p // block_size`.
+    """
+
+    engine: str
+    request_id: str
+    first_position: int
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepStart:
     """A scheduled step is next to be executed by the workers."""
 
@@ -250,7 +264,8 @@ class OutputFinalised:
 Event = (
     KVFinal | BlocksToChecksum | RecordLeaves | RecordArrives | Checksummed | ParamsLeave | ParamsPass
     | PayloadDecoded | LoadScheduled | LoadFinished | Verified | FirstUse | RecomputeStart | OpPosted | OpLanded
-    | Completion | BlocksAllocated | BlocksFreed | Preempted | RequestEnded | StepStart | StepEnd | OutputFinalised
+    | Completion | Forward | BlocksAllocated | BlocksFreed | Preempted | RequestEnded | StepStart | StepEnd
+    | OutputFinalised
 )  # fmt: skip
 E = TypeVar("E", bound=Event)
 
@@ -296,6 +311,7 @@ SEAMS: dict[str, tuple[type[Any], frozenset[str]]] = {
     "transfer.op_posted": (OpPosted, frozenset({CHANGE, DROP, HOLD})),
     "transfer.op_landed": (OpLanded, frozenset()),
     "transfer.completion": (Completion, frozenset({DROP, HOLD})),
+    "worker.forward": (Forward, frozenset()),
     "worker.record_leaves": (RecordLeaves, frozenset({CHANGE, DROP})),
     "worker.record_arrives": (RecordArrives, frozenset({CHANGE, DROP})),
     "blocks.allocated": (BlocksAllocated, frozenset()),
@@ -339,6 +355,10 @@ class Seams:
         handlers = self._handlers.setdefault(seam, [])
         handlers.append((stage, handler))
         handlers.sort(key=lambda entry: entry[0])
+
+    def listened(self, seam: str) -> bool:
+        """Whether anybody listens: where building the event itself would cost something."""
+        return seam in self._handlers
 
     def emit(self, event: E) -> Outcome[E]:
         """Call the handlers in order. A decision that the seam does not take is an error of the handler."""

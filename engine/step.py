@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.checksum.records import GroupBlocks, WorkerRecord
 from engine.checksum.worker import PendingRecord
@@ -33,16 +33,42 @@ class StepPlan:
     """The scheduler's output of one step.
 
     `kv_final` names, per request whose KV a consumer will read, the blocks that this step completes; of those,
-    `checksum_sends` are to be checksummed (PRO-1). `checksum_loads` says whether finished loads are summed.
+    `checksum_sends` are to be checksummed (PRO-1). Of the loads that start, `checksum_loads` are to be checksummed
+    when they have finished (CON-1). `ended` names requests that no later step knows.
     """
 
     step_id: int
-    requests: tuple[ScheduledRequest, ...]
-    loads: tuple[LoadSpec, ...]
-    kv_final: Mapping[str, Mapping[int, GroupBlocks]]
-    checksum_sends: Mapping[str, Mapping[int, GroupBlocks]]
-    checksum_loads: bool
-    ended: tuple[str, ...]
+    requests: tuple[ScheduledRequest, ...] = ()
+    loads: tuple[LoadSpec, ...] = ()
+    kv_final: Mapping[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
+    checksum_sends: Mapping[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
+    checksum_loads: frozenset[str] = frozenset()
+    ended: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class StepDraft:
+    """A step while it is being planned. `budget` is how many more tokens fit in."""
+
+    step_id: int
+    budget: int
+    requests: list[ScheduledRequest] = field(default_factory=list)
+    loads: list[LoadSpec] = field(default_factory=list)
+    kv_final: dict[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
+    checksum_sends: dict[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
+    checksum_loads: set[str] = field(default_factory=set)
+
+    def to_plan(self, ended: list[str]) -> StepPlan:
+        """The finished plan."""
+        return StepPlan(
+            step_id=self.step_id,
+            requests=tuple(self.requests),
+            loads=tuple(self.loads),
+            kv_final=self.kv_final,
+            checksum_sends=self.checksum_sends,
+            checksum_loads=frozenset(self.checksum_loads),
+            ended=tuple(ended),
+        )
 
 
 @dataclass(frozen=True, slots=True)

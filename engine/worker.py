@@ -6,7 +6,7 @@ The order inside a step is the protocol's: loads are posted, the forward writes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -16,7 +16,7 @@ from engine.checksum.worker import ChecksumWorker, LayerSpec, PendingRecord
 from engine.config import EngineConfig
 from engine.connectors.base import TransferResults, WorkerConnector
 from engine.model import load_model
-from engine.seams import Checksummed, FirstUse, KVFinal, LoadFinished, LoadScheduled, Seams
+from engine.seams import Checksummed, FirstUse, Forward, KVFinal, LoadFinished, LoadScheduled, Seams
 from engine.step import RankOutput, ScheduledRequest, StepPlan
 
 
@@ -39,9 +39,12 @@ class Worker:
         self.connector: WorkerConnector | None = None
         self._last_token: dict[str, int] = {}
         self._loads: dict[str, Mapping[int, GroupBlocks]] = {}
+        self._checksum_loads: set[str] = set()
 
     def execute(self, plan: StepPlan) -> RankOutput:
         """Run one step. Nothing in here waits for the device but the sampled tokens."""
+        # First of all: this step may hold a new request with the id of one that has ended.
+        self._forget(plan.ended)
         self._start_loads(plan)
         for request in plan.requests:
             if request.loaded is not None:
@@ -49,12 +52,18 @@ class Worker:
         sampled = self._forward(plan.requests) if plan.requests else {}
         records = self._checksum_prompts(plan)
         transfers = self.connector.poll() if self.connector is not None else TransferResults()
-        records += self._finish_loads(transfers, plan.checksum_loads)
-        for request_id in plan.ended:
-            self._last_token.pop(request_id, None)
+        records += self._finish_loads(transfers)
         return RankOutput(sampled, tuple(records), transfers)
 
+    def _forget(self, ended: Sequence[str]) -> None:
+        """Drop what is known of requests that ended; a load in flight goes on, but is not summed (CON-2)."""
+        for request_id in ended:
+            self._last_token.pop(request_id, None)
+            self._loads.pop(request_id, None)
+            self._checksum_loads.discard(request_id)
+
     def _start_loads(self, plan: StepPlan) -> None:
+        self._checksum_loads |= plan.checksum_loads
         for load in plan.loads:
             self._loads[load.request_id] = load.groups
             self._seams.emit(LoadScheduled(self._engine, load.request_id, load.groups, self.memory))
@@ -69,16 +78,18 @@ class Worker:
             self._seams.emit(Checksummed(self._engine, request_id, groups, self.memory))
         return records
 
-    def _finish_loads(self, transfers: TransferResults, checksum: bool) -> list[PendingRecord]:
+    def _finish_loads(self, transfers: TransferResults) -> list[PendingRecord]:
         for request_id in transfers.failed_receiving:
             self._loads.pop(request_id, None)
+            self._checksum_loads.discard(request_id)
         records = []
         for request_id in sorted(transfers.finished_receiving):
             groups = self._loads.pop(request_id, None)
             if groups is None:
                 continue
             self._seams.emit(LoadFinished(self._engine, request_id, groups, self.memory))
-            if checksum:
+            if request_id in self._checksum_loads:
+                self._checksum_loads.discard(request_id)
                 records.append(self._checksums.checksum(request_id, groups))
         return records
 
@@ -93,6 +104,10 @@ class Worker:
             span = range(request.first_position, request.first_position + request.num_tokens)
             positions += span
             blocks += [request.block_ids[position // self._block_size] for position in span]
+            if self._seams.listened("worker.forward"):
+                own = tuple(tokens[-request.num_tokens :])
+                first = request.first_position
+                self._seams.emit(Forward(self._engine, request.request_id, first, own, request.block_ids))
         where = torch.tensor(positions, dtype=torch.long, device=self._device)
         block_ids = torch.tensor(blocks, dtype=torch.long, device=self._device)
         tables = [torch.tensor(request.block_ids, dtype=torch.long, device=self._device) for request in requests]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Generic, TypeVar
 
@@ -52,12 +53,16 @@ class Evidence:
 
 @dataclass(slots=True, eq=False)
 class FaultContext:
-    """What a fault gets of its cell: the request it acts on, its own random choices, levers, and a notebook."""
+    """What a fault gets of its cell: the request it acts on, its own random choices, levers, and a notebook.
+
+    `notify` is told of each piece of evidence as it is written.
+    """
 
     request_id: str
     rng: random.Random
     levers: Levers
     evidence: list[Evidence] = field(default_factory=list)
+    notify: Callable[[Evidence], None] = lambda _: None
 
 
 P_co = TypeVar("P_co", bound=FaultParams, covariant=True)
@@ -84,7 +89,9 @@ class Fault(ABC, Generic[P_co]):
 
     def record(self, seam: str, what: str, before: str | None = None, after: str | None = None) -> None:
         """Write evidence into the notebook of the cell."""
-        self.context.evidence.append(Evidence(self.kind, seam, self.context.request_id, what, before, after))
+        evidence = Evidence(self.kind, seam, self.context.request_id, what, before, after)
+        self.context.evidence.append(evidence)
+        self.context.notify(evidence)
 
 
 def digest(data: npt.NDArray[np.uint8] | bytes) -> str:

@@ -1,4 +1,4 @@
-"""Known gaps as predicates: what the checksums cannot see, decided from the oracles' bytes alone.
+"""Known gaps as predicates: what the checksums cannot see, decided from the oracles alone.
 
 A load that is verified and yet corrupted must satisfy one of these, or it is a violation. Without that, "none
 outside the known gaps" would mean nothing.
@@ -6,9 +6,11 @@ outside the known gaps" would mean nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from harness.observe import RequestObservation
+from harness.observe import KVView, RequestObservation
+
+Others = Sequence[RequestObservation]
 
 
 def corrupted_grid(load: RequestObservation) -> tuple[int, ...]:
@@ -18,30 +20,64 @@ def corrupted_grid(load: RequestObservation) -> tuple[int, ...]:
     return load.load_finished.differing(load.kv_final)
 
 
-def producer_was_wrong(load: RequestObservation) -> bool:
+def corrupted_positions(load: RequestObservation) -> tuple[int, ...]:
+    """D's block positions with corrupted bytes when the load finished."""
+    grid = corrupted_grid(load)
+    if load.load_finished is None or not grid:
+        return ()
+    size = load.block_size // load.load_finished.grid
+    return tuple(sorted({position // size for position in grid}))
+
+
+def foreign_positions(load: RequestObservation) -> tuple[int, ...]:
+    """D's block positions in which an attention read met a slot that was not the request's own, or had changed.
+
+    Where nobody watched the reads: those whose bytes had changed at the first read.
+    """
+    if load.foreign is not None:
+        return tuple(sorted({token // load.block_size for token in load.foreign}))
+    if load.first_use is None or load.to_be_read is None:
+        return ()
+    size = load.block_size // load.first_use.grid
+    return tuple(sorted({position // size for position in load.first_use.differing(load.to_be_read)}))
+
+
+def compared_positions(load: RequestObservation) -> set[int]:
+    """D's block positions whose checksums were compared."""
+    return {position for group in load.groups for position in group.compared}
+
+
+def producer_was_wrong(load: RequestObservation, others: Others) -> bool:
     """GAP-1: P summed bytes that were wrong already, and D holds exactly those."""
-    if load.checksummed is None or load.load_finished is None:
-        return False
     wrong = corrupted_grid(load)
-    same = all(load.load_finished.digest(p) == load.checksummed.digest(p) for p in wrong)
-    return bool(wrong) and same
-
-
-def changed_after_verification(load: RequestObservation) -> bool:
-    """GAP-2: the right bytes arrived, others were read."""
-    if load.to_be_read is None or load.first_use is None or corrupted_grid(load):
+    if load.checksummed is None or load.load_finished is None or not wrong:
         return False
-    return bool(load.first_use.differing(load.to_be_read))
+    return all(load.load_finished.digest(p) == load.checksummed.digest(p) for p in wrong)
 
 
-def position_not_compared(load: RequestObservation) -> bool:
-    """GAP-4: every corrupted position is one that was not compared."""
-    wrong = _block_positions(load)
-    compared = {position for group in load.groups for position in group.compared}
-    return bool(wrong) and not compared & set(wrong)
+def changed_after_verification(load: RequestObservation, others: Others) -> bool:
+    """GAP-2: the right bytes arrived and were compared, others were read."""
+    return not corrupted_grid(load) and bool(compared_positions(load) & set(foreign_positions(load)))
 
 
-def sums_collide(load: RequestObservation) -> bool:
+def position_not_compared(load: RequestObservation, others: Others) -> bool:
+    """GAP-4: every corrupted position is one that was not compared (a tail, a local prefix, outside the overlap)."""
+    wrong = {*corrupted_positions(load), *foreign_positions(load)}
+    return bool(wrong) and not compared_positions(load) & wrong
+
+
+def of_another_request(load: RequestObservation, others: Others) -> bool:
+    """GAP-5: what D holds is, throughout, what P held of another request: parameters and checksums came together."""
+    if load.load_finished is None or not corrupted_grid(load):
+        return False
+    return any(_holds(load.load_finished, other.kv_final) for other in others if other is not load)
+
+
+def _holds(loaded: KVView, final: KVView | None) -> bool:
+    return final is not None and not loaded.differing(final)
+
+
+def sums_collide(load: RequestObservation, others: Others) -> bool:
     """GAP-8, GAP-10, GAP-11: the definition gives equal sums for what P held and what D holds."""
     wrong = corrupted_grid(load)
     if load.kv_final is None or load.load_finished is None or not wrong:
@@ -49,29 +85,32 @@ def sums_collide(load: RequestObservation) -> bool:
     return all(load.kv_final.sum(p) == load.load_finished.sum(p) for p in wrong)
 
 
-PREDICATES: dict[str, Callable[[RequestObservation], bool]] = {
+def payload_was_altered(load: RequestObservation, others: Others) -> bool:
+    """GAP-9: other checksums arrived than left, and what is corrupted is not compared any more."""
+    return load.checksums_altered and position_not_compared(load, others)
+
+
+def never_sent(load: RequestObservation, others: Others) -> bool:
+    """GAP-12: D computes over rows that P neither sent nor checksummed: no copy of them landed, none was compared."""
+    wrong = {*corrupted_positions(load), *foreign_positions(load)}
+    return position_not_compared(load, others) and not wrong & set(load.landed)
+
+
+Predicate = Callable[[RequestObservation, Others], bool]
+
+PREDICATES: dict[str, Predicate] = {
     "GAP-1": producer_was_wrong,
     "GAP-2": changed_after_verification,
     "GAP-4": position_not_compared,
+    "GAP-5": of_another_request,
     "GAP-8": sums_collide,
+    "GAP-9": payload_was_altered,
     "GAP-10": sums_collide,
     "GAP-11": sums_collide,
+    "GAP-12": never_sent,
 }
 
 
-def holding_gaps(load: RequestObservation) -> tuple[str, ...]:
+def holding_gaps(load: RequestObservation, others: Others) -> tuple[str, ...]:
     """The gaps whose predicate holds for a load."""
-    return tuple(gap for gap, holds in PREDICATES.items() if holds(load))
-
-
-def corrupted_positions(load: RequestObservation) -> tuple[int, ...]:
-    """D's block positions with corrupted bytes when the load finished."""
-    return _block_positions(load)
-
-
-def _block_positions(load: RequestObservation) -> tuple[int, ...]:
-    wrong = corrupted_grid(load)
-    if load.load_finished is None or not wrong:
-        return ()
-    size = load.block_size // load.load_finished.grid
-    return tuple(sorted({position // size for position in wrong}))
+    return tuple(gap for gap, holds in PREDICATES.items() if holds(load, others))

@@ -6,6 +6,7 @@ A history is everything that the judge sees, so a stored one can be judged again
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +14,9 @@ from typing import IO, Any
 from harness.errors import HistoryError
 
 Line = dict[str, Any]
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
+_FOLDERS = re.compile(r"(?<![^\s'\"(<=:])/(?:[^\s/'\"]+/)+(?=[^\s/])")
 
 
 def dump_line(line: Line) -> str:
@@ -44,7 +48,8 @@ def read_cells(path: Path) -> Iterator[list[Line]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise HistoryError(f"{path}: cannot be read ({error}): give the folder of a finished run") from None
+        reason = (getattr(error, "strerror", None) or "not UTF-8").lower()
+        raise HistoryError(f"{path}: cannot be read ({reason}): give the folder of a finished run") from None
     cell: list[Line] = []
     for number, raw in enumerate(text.splitlines(), start=1):
         line = _parse(raw, f"{path}:{number}")
@@ -61,8 +66,8 @@ def read_cells(path: Path) -> Iterator[list[Line]]:
 def _parse(raw: str, where: str) -> Line:
     try:
         line = json.loads(raw)
-    except json.JSONDecodeError as error:
-        raise HistoryError(f"{where}: not JSON ({error.msg}): the file is cut or damaged") from None
+    except (ValueError, RecursionError) as error:
+        raise HistoryError(f"{where}: not JSON ({error}): the file is cut or damaged") from None
     if not isinstance(line, dict) or not isinstance(line.get("event"), str):
         raise HistoryError(f"{where}: not an object with an event: the file is cut or damaged")
     return line
@@ -71,3 +76,10 @@ def _parse(raw: str, where: str) -> Line:
 def find_all(lines: Iterable[Line], event: str) -> list[Line]:
     """The lines of one event, in order."""
     return [line for line in lines if line["event"] == event]
+
+
+def error_text(error: BaseException) -> str:
+    """An error in one line, without what differs between two runs: addresses, and the folders of files."""
+    first, *_ = str(error).splitlines() or [""]
+    told = _FOLDERS.sub("", _ADDRESS.sub("0x...", first))
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__

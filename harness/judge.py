@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.gaps import PREDICATES, corrupted_positions, holding_gaps
 from harness.observe import CellObservation, KVView, RequestObservation
@@ -23,14 +23,14 @@ def judge(cell: CellObservation, rerun: str) -> CellResult:
     others = (scenario.others or {}).get(policy) or clean_expectation(policy)
     faulted = {fault.when.load for fault in scenario.faults}
     gap = None if policy is Policy.OFF else scenario.known_gap.get(policy)
-    pairs = [(request, _load_result(request, request.load in faulted)) for request in cell.requests]
+    pairs = [(request, _load_result(request, request.load in faulted, cell.provenance)) for request in cell.requests]
     violations = [*cell.violations, *_unexplained(pairs)]
     why: list[str] = []
     for request, load in pairs:
         wanted = expected if load.faulted or not faulted else others
         why += [f"{request.request_id} (load {load.load}): {line}" for line in _deviations(load, wanted)]
         if gap is not None and (load.faulted or not faulted):
-            why += _gap_deviations(gap, request)
+            why += _gap_deviations(gap, request, cell.requests)
     why += violations
     result, reasons = _result(cell, why, gap)
     return CellResult(
@@ -69,9 +69,12 @@ def _result(cell: CellObservation, why: list[str], gap: str | None) -> tuple[Res
     return (Result.PASS if gap is None else Result.KNOWN_GAP), ()
 
 
-def _load_result(request: RequestObservation, faulted: bool) -> LoadResult:
+def _load_result(request: RequestObservation, faulted: bool, provenance: bool) -> LoadResult:
     delivered = _truth(request.load_finished, request.kv_final)
-    read = _truth(request.first_use, request.to_be_read)
+    if provenance:
+        read = Truth.NONE if request.foreign is None else Truth.CORRUPTED if request.foreign else Truth.INTACT
+    else:
+        read = _truth(request.first_use, request.to_be_read)
     return LoadResult(
         load=request.load,
         request_id=request.request_id,
@@ -113,18 +116,18 @@ def _deviations(load: LoadResult, wanted: Expectation) -> Iterator[str]:
             yield f"{name} is {found}{detail}, expected {expected}"
 
 
-def _gap_deviations(gap: str, request: RequestObservation) -> Iterator[str]:
+def _gap_deviations(gap: str, request: RequestObservation, others: Sequence[RequestObservation]) -> Iterator[str]:
     predicate = PREDICATES.get(gap)
     if predicate is None:
         yield f"{gap} is named as the known gap, but this version cannot recognise it"
-    elif not predicate(request):
+    elif not predicate(request, others):
         yield f"{request.request_id} (load {request.load}): {gap} is named as the known gap, but does not explain this"
 
 
 def _unexplained(pairs: list[tuple[RequestObservation, LoadResult]]) -> Iterator[str]:
     """What must not happen whatever a scenario expects."""
     for request, load in pairs:
-        gaps = holding_gaps(request)
+        gaps = holding_gaps(request, [other for other, _ in pairs])
         if load.verdict is VerdictStatus.VERIFIED and load.truth is Truth.CORRUPTED and not gaps:
             yield f"{Violation.UNEXPLAINED_VERIFIED}: {load.request_id} is corrupted outside the known gaps"
         if load.tokens is Tokens.WRONG and load.read is not Truth.CORRUPTED:

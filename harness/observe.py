@@ -15,6 +15,7 @@ from faults.base import Evidence
 from harness.errors import HistoryError
 from harness.history import Line, find_all
 from harness.oracles.kv_bytes import CHECKSUMMED, EVENT, FIRST_USE, KV_FINAL, LOAD_FINISHED, TO_BE_READ
+from harness.oracles.provenance import EVENT_ON, EVENT_READ
 from reports.results import GroupCoverage
 from scenarios.schema import Scenario
 from scenarios.words import Outcome, Policy, Role, Violation
@@ -51,7 +52,9 @@ class RequestObservation:
     """One request of the workload. `block_size` is D's: verdicts count positions in it.
 
     The views are the bytes oracle's (`harness.oracles.kv_bytes`): P's `kv_final` and `checksummed`, D's
-    `load_finished`; of D's `first_use` the reference is `to_be_read`.
+    `load_finished`; of D's `first_use` the reference is `to_be_read`. `foreign` are positions that the provenance
+    oracle saw it read though they were not its own (None: nothing read, or nobody watched); `landed` are D's block
+    positions for which a copy operation landed.
     """
 
     load: int
@@ -70,6 +73,9 @@ class RequestObservation:
     load_finished: KVView | None
     to_be_read: KVView | None
     first_use: KVView | None
+    foreign: tuple[int, ...] | None
+    landed: tuple[int, ...]
+    checksums_altered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class CellObservation:
     requests: tuple[RequestObservation, ...]
     evidence: tuple[Evidence, ...]
     undone: tuple[str, ...]
+    provenance: bool
     violations: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -130,6 +137,7 @@ def _observe(lines: list[Line]) -> CellObservation:
             for x in find_all(lines, "evidence")
         ),
         undone=tuple(undone),
+        provenance=bool(find_all(lines, EVENT_ON)),
         violations=_violations(lines, end),
         problems=tuple(problems),
     )
@@ -160,7 +168,30 @@ def _request(line: Line, lines: list[Line], scenario: Scenario) -> RequestObserv
         load_finished=views.get(LOAD_FINISHED),
         to_be_read=views.get(TO_BE_READ),
         first_use=views.get(FIRST_USE),
+        foreign=_foreign(request_id, lines),
+        landed=_landed(request_id, lines),
+        checksums_altered=_checksums_altered(request_id, lines),
     )
+
+
+def _landed(request_id: str, lines: list[Line]) -> tuple[int, ...]:
+    landed = [x["positions"] for x in find_all(lines, "transfer.landed") if x["request"] == request_id]
+    return tuple(landed[-1]) if landed else ()
+
+
+def _checksums_altered(request_id: str, lines: list[Line]) -> bool:
+    """Whether D got other checksums than P sent (both as digests)."""
+    sent, got = (
+        [x["kv_checksums"] for x in find_all(lines, seam) if x["request"] == request_id]
+        for seam in ("producer.params_leave", "proxy.params_pass")
+    )
+    return bool(sent and got) and sent[-1] != got[-1]
+
+
+def _foreign(request_id: str, lines: list[Line]) -> tuple[int, ...] | None:
+    """Positions that the request read foreign or changed; None if nobody watched its reads or it read nothing."""
+    reads = [x for x in find_all(lines, EVENT_READ) if x["request"] == request_id]
+    return tuple(sorted({p for x in reads for p in x["foreign"]})) if reads else None
 
 
 def _view(line: Line) -> KVView:

@@ -8,7 +8,7 @@ which therefore differs from its cells by the fault alone. `seed` is the cell's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from faults.levers import CHECKSUMS
 from faults.noop import NoopParams
@@ -23,7 +23,10 @@ TWIN_SUMMARY = "Clean twin: the same seed and workload, each fault replaced by n
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The unit that is run and judged. `missing` names what the target lacks for it: then it is not run."""
+    """The unit that is run and judged. `missing` names what the target lacks for it: then it is not run.
+
+    `provenance` says whether every attention read is checked; without it `read` is judged by the bytes alone.
+    """
 
     id: str
     scenario: Scenario
@@ -34,6 +37,7 @@ class Cell:
     data_seed: int
     twin: str | None
     missing: tuple[str, ...]
+    provenance: bool = True
 
     @property
     def faulted_loads(self) -> frozenset[int]:
@@ -41,7 +45,11 @@ class Cell:
 
 
 def plan_cells(
-    scenarios: Sequence[Scenario], policies: Iterable[Policy], run_seed: int, provides: frozenset[str]
+    scenarios: Sequence[Scenario],
+    policies: Iterable[Policy],
+    run_seed: int,
+    provides: frozenset[str],
+    provenance: bool = True,
 ) -> list[Cell]:
     """All fault cells in the order of the scenarios, then the twins they need, each once, by id."""
     wanted = set(policies)
@@ -58,7 +66,8 @@ def plan_cells(
                 twins[twin_cell.id] = twin_cell
                 twin = twin_cell.id
             cells.append(_cell(scenario, policy, Role.FAULT, run_seed, twin, missing))
-    return cells + [twins[cell_id] for cell_id in sorted(twins)]
+    planned = cells + [twins[cell_id] for cell_id in sorted(twins)]
+    return [replace(cell, provenance=provenance) for cell in planned]
 
 
 def missing_names(scenario: Scenario, policy: Policy, provides: frozenset[str]) -> tuple[str, ...]:

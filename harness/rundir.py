@@ -36,12 +36,14 @@ class Options:
     seed: int
     policies: tuple[Policy, ...]
     sources: dict[str, str]
+    provenance: bool = True
 
     def rerun(self, scenario: str | None, policy: Policy) -> str:
         """The command that runs one cell again, with its twin; `scenario` None: a twin, reached through any."""
         paths = [self.sources[scenario]] if scenario in self.sources else sorted(set(self.sources.values()))
         return shlex.join(
             ["kvchaos", "run", *paths, "--policy", str(policy), "--seed", str(self.seed), "--target", self.target]
+            + ([] if self.provenance else ["--no-provenance"])
         )
 
 
@@ -84,7 +86,7 @@ def read_options(run_dir: Path) -> Options:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))["options"]
         policies = tuple(Policy(policy) for policy in data["policies"])
-        return Options(data["name"], data["target"], data["seed"], policies, dict(data["sources"]))
+        return Options(data["name"], data["target"], data["seed"], policies, dict(data["sources"]), data["provenance"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise HistoryError(f"{path}: cannot be read ({reason}): give the folder of a finished run") from None
@@ -112,6 +114,7 @@ def _manifest(options: Options, command: Sequence[str], now: datetime) -> dict[s
             "seed": options.seed,
             "policies": [str(policy) for policy in options.policies],
             "sources": options.sources,
+            "provenance": options.provenance,
         },
         "device": "cpu",
         "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},

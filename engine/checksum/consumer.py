@@ -27,6 +27,7 @@ _warned: set[str] = set()
 
 @dataclass(slots=True, eq=False)
 class _PendingLoad:
+    step_id: int
     payload: Payload | UnverifiedReason
     groups: Mapping[int, GroupBlocks]
     records: list[WorkerRecord] = field(default_factory=list)
@@ -43,18 +44,18 @@ class ConsumerChecksums:
         self._pending: dict[str, _PendingLoad] = {}
         self.counts: Counter[tuple[VerdictStatus, str | None]] = Counter()
 
-    def start(self, request: Request, groups: Mapping[int, GroupBlocks]) -> None:
-        """A load starts: decode what P sent, before anything is transferred (CON-1)."""
+    def start(self, request: Request, groups: Mapping[int, GroupBlocks], step_id: int) -> None:
+        """A load starts with this step: decode what P sent, before anything is transferred (CON-1)."""
         block_sizes = [blocks.block_size for blocks in groups.values()]
         limits = PayloadLimits.for_engine(self._max_model_len, block_sizes).for_request(request.num_prompt_tokens)
         payload = self._decode(request, limits)
         decoded = self._seams.emit(PayloadDecoded(self._engine, request.request_id, payload)).event
-        self._pending[request.request_id] = _PendingLoad(decoded.payload, groups)
+        self._pending[request.request_id] = _PendingLoad(step_id, decoded.payload, groups)
 
-    def add(self, request_id: str, records: list[WorkerRecord]) -> None:
-        """Workers' records of a load; kept until the load is judged (CON-3)."""
+    def add(self, step_id: int, request_id: str, records: list[WorkerRecord]) -> None:
+        """Workers' records of a load, kept until it is judged (CON-3); those of steps before it are of another's."""
         pending = self._pending.get(request_id)
-        if pending is not None:
+        if pending is not None and pending.step_id <= step_id:
             pending.records.extend(records)
 
     def judge(self, request_id: str) -> Verdict:

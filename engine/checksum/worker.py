@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache import PagedKVCache
+from engine.checksum.host_copy import CudaHostCopy, HostCopy, Ready
 from engine.checksum.payload import fingerprint, layer_number
 from engine.checksum.records import GroupBlocks, GroupSums, WorkerRecord
-from kernels.torch_path import LayerCache, block_checksums, as_uint64
+from kernels.torch_path import LayerCache, as_uint64, block_checksums
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class PendingRecord:
     tp_rank: int
     pp_rank: int
     groups: Mapping[int, tuple[GroupBlocks, int, torch.Tensor]]
-    ready: torch.cuda.Event | None
+    ready: Ready | None
 
     def finalise(self) -> WorkerRecord:
         """The record, once the device is done."""
@@ -44,10 +45,19 @@ class PendingRecord:
 
 
 class ChecksumWorker:
-    """Sums blocks of one worker's caches. One full-attention group holds all layers."""
+    """Sums blocks of one worker's caches. One full-attention group holds all layers.
+
+    On a device whose results arrive later, `host_copy` brings them to the host; for CUDA it is there by default.
+    """
 
     def __init__(
-        self, cache: PagedKVCache, layers: list[LayerSpec], tp_rank: int, pp_rank: int, first_head: int
+        self,
+        cache: PagedKVCache,
+        layers: list[LayerSpec],
+        tp_rank: int,
+        pp_rank: int,
+        first_head: int,
+        host_copy: HostCopy | None = None,
     ) -> None:
         self._tp_rank = tp_rank
         self._pp_rank = pp_rank
@@ -58,15 +68,14 @@ class ChecksumWorker:
             if number is None:
                 raise ValueError(f"layer name {spec.name!r} holds no single layer number")
             self._layers.append(LayerCache(number, first_head, (tensor[:, 0], tensor[:, 1])))
-        self._on_cuda = cache.layers[0].is_cuda
-        self._copy_stream = torch.cuda.Stream() if self._on_cuda else None
+        self._host_copy = CudaHostCopy() if host_copy is None and cache.layers[0].is_cuda else host_copy
 
     def checksum(self, request_id: str, groups: Mapping[int, GroupBlocks]) -> PendingRecord:
         """Start summing these blocks as they are now; returns without waiting for the device."""
         values = {group_id: self._sums(blocks) for group_id, blocks in groups.items()}
         ready = None
-        if self._copy_stream is not None:
-            values, ready = self._copy_to_host(values, self._copy_stream)
+        if self._host_copy is not None:
+            values, ready = self._host_copy.start(values)
         pending = {g: (groups[g], self._fingerprint, values[g]) for g in groups}
         return PendingRecord(request_id, self._tp_rank, self._pp_rank, pending, ready)
 
@@ -78,18 +87,3 @@ class ChecksumWorker:
             start=blocks.start,
             num_tokens=blocks.num_tokens,
         )
-
-    @staticmethod
-    def _copy_to_host(
-        values: dict[int, torch.Tensor], stream: torch.cuda.Stream
-    ) -> tuple[dict[int, torch.Tensor], torch.cuda.Event]:
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            host = {}
-            for group_id, tensor in values.items():
-                pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                host[group_id] = pinned.copy_(tensor, non_blocking=True)
-                tensor.record_stream(stream)
-            ready = torch.cuda.Event(blocking=True)
-            ready.record(stream)
-        return host, ready

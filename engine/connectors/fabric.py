@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -53,7 +54,7 @@ class Fabric:
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
         self._peers: dict[str, _Peer] = {}
-        self._reads: dict[str, _Read] = {}
+        self._reads: dict[tuple[str, str], _Read] = {}
         self._notices: list[_Notice] = []
 
     def attach(self, engine_id: str, memory: KVMemory) -> None:
@@ -74,12 +75,16 @@ class Fabric:
         peer = self._peers[engine_id]
         return bool(peer.received or peer.sent)
 
-    def post(
-        self, engine: str, source_engine: str, request_id: str, remote_request_id: str, ops: list[CopyOp]
-    ) -> None:
-        """Start the read of one load into `engine`'s memory."""
+    def post(self, engine: str, source_engine: str, request_id: str, remote_request_id: str, ops: list[CopyOp]) -> None:
+        """Start the read of one load into `engine`'s memory.
+
+        Raises:
+            ValueError: the engine is reading a load of that id already.
+        """
+        if (engine, request_id) in self._reads:
+            raise ValueError(f"engine {engine} is reading a load {request_id} already")
         read = _Read(engine, source_engine, request_id, remote_request_id, len(ops), deque(ops))
-        self._reads[request_id] = read
+        self._reads[engine, request_id] = read
         self._next(read)
 
     def take_received(self, engine_id: str) -> frozenset[str]:
@@ -92,14 +97,10 @@ class Fabric:
 
     def ready(self) -> list[Callable[[], None]]:
         """What can happen next, in a fixed order."""
-        actions: list[Callable[[], None]] = []
-        for read in self._reads.values():
-            if read.head is not None and _released(read.holds):
-                actions.append(lambda read=read: self._land(read))  # type: ignore[misc]
-        for notice in self._notices:
-            if _released(notice.holds):
-                actions.append(lambda notice=notice: self._deliver(notice))  # type: ignore[misc]
-        return actions
+        reads = [read for read in self._reads.values() if read.head is not None and _released(read.holds)]
+        notices = [notice for notice in self._notices if _released(notice.holds)]
+        landings: list[Callable[[], None]] = [partial(self._land, read) for read in reads]
+        return landings + [partial(self._deliver, notice) for notice in notices]
 
     def held(self) -> list[str]:
         """Why things wait that wait for a hold."""
@@ -122,7 +123,7 @@ class Fabric:
             if not outcome.dropped:
                 read.head, read.holds = outcome.event.op, outcome.holds
                 return
-        del self._reads[read.request_id]
+        del self._reads[read.engine, read.request_id]
         for to_producer, mailbox, request_id in (
             (False, self._peers[read.engine].received, read.request_id),
             (True, self._peers[read.source_engine].sent, read.remote_request_id),
@@ -147,5 +148,3 @@ class Fabric:
     def _deliver(self, notice: _Notice) -> None:
         self._notices.remove(notice)
         notice.mailbox.add(notice.event.request_id)
-
-

@@ -6,6 +6,7 @@ a lease frees them when no notice comes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,11 +30,18 @@ class PullScheduler(SchedulerConnector):
         self._deadlines: dict[str, int] = {}
 
     def kv_checksum_carrier(self, request: Request, receiving: bool) -> Carrier | None:
-        """`kv_transfer_params`, for producer requests and regular loads (CAR-4)."""
-        wanted = request.param("do_remote_prefill") if receiving else request.param("do_remote_decode")
-        return Carrier.KV_TRANSFER_PARAMS if wanted else None
+        """`kv_transfer_params`, for producer requests and regular loads; a bidirectional load has none (CAR-4)."""
+        producer = bool(request.param("do_remote_decode"))
+        regular_load = bool(request.param("do_remote_prefill")) and not producer
+        return Carrier.KV_TRANSFER_PARAMS if (regular_load if receiving else producer) else None
 
     def check_params(self, request: Request) -> None:
+        for name in ("do_remote_prefill", "do_remote_decode"):
+            if not isinstance(request.param(name), bool | None):
+                raise RequestError(
+                    f"request {request.request_id}: kv_transfer_params.{name} is {request.param(name)!r}: "
+                    "use true or false"
+                )
         if not request.param("do_remote_prefill"):
             return
         for name in ("remote_engine_id", "remote_request_id"):
@@ -122,7 +130,7 @@ class PullWorker(WorkerConnector):
         )
 
     def _operations(self, load: LoadSpec) -> list[CopyOp] | None:
-        """The load's copy operations; None if the peer is unknown, of another geometry, or the blocks are not its own."""
+        """The load's copy operations; None if it cannot work: no such peer, another geometry, blocks not its own."""
         peer = self._fabric.peer(load.remote_engine_id)
         if peer is None or load.remote_block_ids.keys() != load.groups.keys():
             return None
@@ -153,7 +161,8 @@ def copy_segments(
     Whole blocks are moved where the sizes are equal, tail slots included. Returns (position on D, P block, P slot,
     D block, D slot, slots) in order of position, or None if P's blocks end before the tokens do.
     """
-    step = min(blocks.block_size, remote_block_size)
+    # A step of a common divisor never crosses a block border on either side.
+    step = math.gcd(blocks.block_size, remote_block_size)
     first = blocks.start * blocks.block_size
     segments = []
     for token in range(first, blocks.num_tokens, step):

@@ -46,6 +46,12 @@ from scenarios.words import Policy
     show_default=True,
     help="Where runs are kept, each in a folder of its own.",
 )
+@click.option(
+    "--provenance/--no-provenance",
+    default=True,
+    show_default=True,
+    help="Check every attention read against a shadow of who wrote what. Without it `read` is judged by bytes alone.",
+)
 @json_output
 def run(
     paths: tuple[Path, ...],
@@ -54,6 +60,7 @@ def run(
     seed: int,
     jobs: int,
     runs_dir: Path,
+    provenance: bool,
     as_json: bool,
 ) -> int:
     """Run the scenarios in PATHS (files or folders) and judge every request against the truth.
@@ -63,10 +70,10 @@ def run(
     """
     scenarios = load_scenarios(paths)
     wanted = tuple(Policy(policy) for policy in policies) or tuple(Policy)
-    cells = plan_cells(scenarios, wanted, seed, TARGETS[target].provides)
+    cells = plan_cells(scenarios, wanted, seed, TARGETS[target].provides, provenance)
     if not cells:
         raise PlanError(f"none of the {len(scenarios)} scenarios runs under --policy {', '.join(wanted)}")
-    options = Options(_name(paths), target, seed, wanted, _sources(paths, scenarios))
+    options = Options(_name(paths), target, seed, wanted, _sources(paths, scenarios), provenance)
     run_dir = create(runs_dir, options, ["kvchaos", *sys.argv[1:]], datetime.now(UTC))
     with _progress(len(cells)) as advance:
         _, interrupted = run_cells(cells, target, run_dir, jobs, advance)

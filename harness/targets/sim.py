@@ -7,7 +7,7 @@ import random
 from engine.errors import StartupError
 from engine.request import RequestOutput
 from engine.seams import SEAMS
-from faults.base import FaultContext
+from faults.base import Evidence, FaultContext
 from faults.levers import CLOCK, COMPETITORS, Levers
 from faults.registry import FAULTS
 from harness.errors import CheckerError
@@ -15,6 +15,7 @@ from harness.guard import GuardedSeams
 from harness.history import History
 from harness.oracles.bookkeeping import BookkeepingOracle
 from harness.oracles.kv_bytes import BytesOracle
+from harness.oracles.provenance import ProvenanceOracle
 from harness.oracles.tokens import oracle_tokens
 from harness.plan import Cell
 from harness.recorder import Recorder, plain_verdict
@@ -76,16 +77,6 @@ class SimTarget:
         except Exception as error:  # noqa: BLE001 - whatever the engine raises is a finding
             history.add("engine.crashed", error=f"{type(error).__name__}: {error}")
         for kind, context in contexts:
-            for evidence in context.evidence:
-                history.add(
-                    "evidence",
-                    fault=kind,
-                    seam=evidence.seam,
-                    request=evidence.request_id,
-                    what=evidence.what,
-                    before=evidence.before,
-                    after=evidence.after,
-                )
             history.add("fault.done", fault=kind, request=context.request_id, evidence=len(context.evidence))
         self._bookkeeping.finish()
         history.add("end", t=world.clock.now, finished=finished, held=world.fabric.held())
@@ -97,16 +88,34 @@ class SimTarget:
         topology = cell.scenario.topology
         Recorder(history, lambda: world.clock.now).attach(seams)
         BytesOracle(history, min(topology.producer.block_size, topology.consumer.block_size)).attach(seams)
+        if cell.provenance:
+            ProvenanceOracle(history, world.producer, world.consumer, world.all_prompts).attach(seams)
         self._bookkeeping = BookkeepingOracle(history, (world.producer, world.consumer))
         self._bookkeeping.attach(seams)
         levers = Levers(SimClock(world.leases), world.competitors)
+
+        def note(evidence: Evidence) -> None:
+            history.add("evidence", t=world.clock.now, **plain_evidence(evidence))
+
         contexts = []
         for index, params in enumerate(cell.scenario.faults):
             rng = random.Random(derive(cell.seed, index))
-            context = FaultContext(request_id(params.when.load), rng, levers)
+            context = FaultContext(request_id(params.when.load), rng, levers, notify=note)
             FAULTS[params.kind](params, context).attach(seams)
             contexts.append((params.kind, context))
         return contexts
+
+
+def plain_evidence(evidence: Evidence) -> dict[str, object]:
+    """A piece of evidence as JSON values."""
+    return {
+        "fault": evidence.fault,
+        "seam": evidence.seam,
+        "request": evidence.request_id,
+        "what": evidence.what,
+        "before": evidence.before,
+        "after": evidence.after,
+    }
 
 
 def plain_output(output: RequestOutput) -> dict[str, object]:

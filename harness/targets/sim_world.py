@@ -133,6 +133,11 @@ class SimWorld:
         self._proxy = Proxy(self.producer, self.consumer, seams)
         self.competitors = SimCompetitors(self.producer, self._competitor_prompts(scenario))
 
+    @property
+    def all_prompts(self) -> dict[str, tuple[int, ...]]:
+        """The prompt of every request that either engine may see."""
+        return {prompt.request_id: prompt.token_ids for prompt in (*self.prompts, *self.competitors.waiting)}
+
     def _competitor_prompts(self, scenario: Scenario) -> list[Prompt]:
         length = self.producer.config.context_limit - 1
         return [
@@ -197,7 +202,7 @@ class SimWorld:
                 actions.append(engine.execute)
             if engine.can_collect():
                 actions.append(engine.collect)
-        actions += [partial(self._proxy.forward, request) for request in self._proxy.ready()]
+        actions += [partial(self._forward, request_id) for request_id in self._proxy.ready()]
         return actions + self.fabric.ready()
 
     def _idle(self, engine: EngineCore) -> bool:
@@ -205,6 +210,11 @@ class SimWorld:
         scheduler, fabric = engine.scheduler, self.fabric
         waiting = scheduler.num_unfinished or fabric.num_pending or fabric.has_mail(engine.config.engine_id)
         return not self._unanswered and not waiting
+
+    def _forward(self, request_id: str) -> None:
+        refused = self._proxy.forward(request_id)
+        if refused is not None:
+            self._answer(CONSUMER, refused)
 
     def _arrive(self) -> None:
         self._proxy.submit(self._arrivals.pop(0))
