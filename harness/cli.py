@@ -11,6 +11,7 @@ from engine.errors import EXIT_USAGE, KVChaosError
 from harness.commands.analyze import analyze
 from harness.commands.checksum import checksum
 from harness.commands.listing import list_group
+from harness.commands.merge import merge
 from harness.commands.payload import payload
 from harness.commands.run import run
 from harness.commands.validate import validate
@@ -29,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (run, validate, list_group, analyze, checksum, payload):
+for command in (run, validate, list_group, analyze, merge, checksum, payload):
     cli.add_command(command)
 
 

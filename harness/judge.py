@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harness.gaps import PREDICATES, corrupted_positions, holding_gaps
+from harness.history import Line
 from harness.observe import CellObservation, KVView, RequestObservation
 from reports.results import CellResult, Expected, LoadResult
 from scenarios.clean import clean_expectation
@@ -54,6 +56,18 @@ def judge(cell: CellObservation, rerun: str) -> CellResult:
         evidence=cell.evidence,
         rerun=rerun,
     )
+
+
+def judge_repeat(repeat: CellResult, first: list[Line] | None, again: list[Line]) -> CellResult:
+    """A repeated cell must also have the history of the first time. `first` None: that is not at hand."""
+    if first is None:
+        return replace(repeat, result=Result.UNKNOWN, why=("the cell that it repeats is not in this history",))
+    if first[1:] == again[1:]:
+        return repeat
+    pairs = enumerate(zip(first[1:], again[1:], strict=False), start=2)
+    line = next((n for n, (a, b) in pairs if a != b), min(len(first), len(again)) + 1)
+    why = f"not reproducible: line {line} of its history is not that of the first time"
+    return replace(repeat, result=Result.FAIL, why=(why, *repeat.why))
 
 
 def _result(cell: CellObservation, why: list[str], gap: str | None) -> tuple[Result, tuple[str, ...]]:

@@ -90,6 +90,7 @@ class CellObservation:
     seed: int
     twin: str | None
     missing: tuple[str, ...]
+    repeats: str | None
     requests: tuple[RequestObservation, ...]
     evidence: tuple[Evidence, ...]
     undone: tuple[str, ...]
@@ -131,6 +132,7 @@ def _observe(lines: list[Line]) -> CellObservation:
         seed=head["seed"],
         twin=head["twin"],
         missing=tuple(head["missing"]),
+        repeats=head["repeats"],
         requests=tuple(_request(line, lines, scenario) for line in find_all(lines, "request")),
         evidence=tuple(
             Evidence(x["fault"], x["seam"], x["request"], x["what"], x["before"], x["after"])

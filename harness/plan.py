@@ -26,6 +26,7 @@ class Cell:
     """The unit that is run and judged. `missing` names what the target lacks for it: then it is not run.
 
     `provenance` says whether every attention read is checked; without it `read` is judged by the bytes alone.
+    `repeats` is the cell that this one runs once more, to see that its history comes out the same.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Cell:
     twin: str | None
     missing: tuple[str, ...]
     provenance: bool = True
+    repeats: str | None = None
 
     @property
     def faulted_loads(self) -> frozenset[int]:

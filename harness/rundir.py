@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from engine.errors import InputError
 from harness.errors import HistoryError
@@ -46,50 +47,69 @@ class Options:
             + ([] if self.provenance else ["--no-provenance"])
         )
 
+    def to_plain(self) -> dict[str, Any]:
+        """The options as JSON values; `from_plain` reads them back."""
+        return {**asdict(self), "policies": [str(policy) for policy in self.policies]}
 
-def create(runs_dir: Path, options: Options, command: Sequence[str], now: datetime) -> Path:
-    """Make the folder of a new run, with its manifest.
+    @classmethod
+    def from_plain(cls, data: dict[str, Any]) -> Self:
+        """Read what `to_plain` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(**{**data, "policies": tuple(Policy(policy) for policy in data["policies"])})
+
+
+def create(
+    runs_dir: Path, options: Options, plan: Sequence[str], shard: str | None, command: Sequence[str], now: datetime
+) -> Path:
+    """Make the folder of a new run, with its manifest. `plan` holds the ids of all cells, also of other shards.
 
     Raises:
         InputError: the folder cannot be made.
     """
     stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H%M%SZ")
     try:
-        parent = runs_dir / options.name
+        # `latest` is the link to the newest run: a folder of that name would be made inside of another run.
+        parent = runs_dir / (options.name if options.name != LATEST else f"{LATEST}-")
         parent.mkdir(parents=True, exist_ok=True)
         run_dir = _fresh(parent, stamp)
         (run_dir / CELLS_DIR).mkdir()
     except OSError as error:
         raise InputError(f"{runs_dir}: cannot keep runs here ({error.strerror}): choose another --runs-dir") from None
-    write_atomically(run_dir / MANIFEST_FILE, json.dumps(_manifest(options, command, now), indent=2) + "\n")
+    manifest = {"options": options.to_plain(), "plan": list(plan), "shard": shard, **_circumstances(command, now)}
+    write_atomically(run_dir / MANIFEST_FILE, json.dumps(manifest, indent=2) + "\n")
     return run_dir
 
 
 def point_latest(runs_dir: Path, run_dir: Path) -> None:
-    """Let `latest` point to this run; a `latest` that is no link is left alone."""
+    """Let `latest` point to this run. A `latest` that is no link is left alone, and so is a folder that takes none."""
     link = runs_dir / LATEST
-    if link.exists() and not link.is_symlink():
+    if os.path.lexists(link) and not link.is_symlink():
         return
     draft = runs_dir / f".{LATEST}.{os.getpid()}"
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(os.path.relpath(run_dir, runs_dir), target_is_directory=True)
-    draft.replace(link)
+    with contextlib.suppress(OSError):
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(os.path.relpath(run_dir, runs_dir), target_is_directory=True)
+        draft.replace(link)
 
 
-def read_options(run_dir: Path) -> Options:
-    """The options of a stored run.
+def read_manifest(run_dir: Path) -> dict[str, Any]:
+    """The manifest of a stored run, with options that `Options.from_plain` reads.
 
     Raises:
         HistoryError: there is no readable manifest.
     """
     path = run_dir / MANIFEST_FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))["options"]
-        policies = tuple(Policy(policy) for policy in data["policies"])
-        return Options(data["name"], data["target"], data["seed"], policies, dict(data["sources"]), data["provenance"])
+        data = json.loads(path.read_text(encoding="utf-8"))
+        Options.from_plain(data["options"])
+        return {name: data[name] for name in ("options", "plan", "shard", "versions")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise HistoryError(f"{path}: cannot be read ({reason}): give the folder of a finished run") from None
+
+
+def read_options(run_dir: Path) -> Options:
+    """The options of a stored run. Raises HistoryError like `read_manifest`."""
+    return Options.from_plain(read_manifest(run_dir)["options"])
 
 
 def _fresh(parent: Path, stamp: str) -> Path:
@@ -103,19 +123,11 @@ def _fresh(parent: Path, stamp: str) -> Path:
     raise InputError(f"{parent}: a thousand runs began in this second: try again")
 
 
-def _manifest(options: Options, command: Sequence[str], now: datetime) -> dict[str, Any]:
+def _circumstances(command: Sequence[str], now: datetime) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "created": now.astimezone(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(command),
-        "options": {
-            "name": options.name,
-            "target": options.target,
-            "seed": options.seed,
-            "policies": [str(policy) for policy in options.policies],
-            "sources": options.sources,
-            "provenance": options.provenance,
-        },
         "device": "cpu",
         "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
         "platform": f"{sys.platform} {platform.machine()}",

@@ -9,22 +9,27 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import multiprocessing.connection
+import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from harness.errors import CheckerError
-from harness.history import History, Line, read_cells
-from harness.judge import judge
+from harness.errors import RunError
+from harness.history import History, Line, error_text, read_cells
+from harness.judge import judge, judge_repeat
 from harness.observe import observe
 from harness.plan import Cell
 from harness.rundir import CELLS_DIR, HISTORY_FILE, TIMING_FILE, Options
 from harness.targets import TARGETS
+from reports.files import write_atomically
 from reports.results import CellResult, RunResult
 from scenarios.words import Role
 
@@ -32,25 +37,46 @@ Progress = Callable[[Cell], None]
 
 
 def run_cell(cell: Cell, target: str, cell_dir: Path) -> float:
-    """Run one cell and leave its history in `cell_dir`. Returns the seconds it took."""
+    """Run one cell and leave its history in `cell_dir`. Returns the seconds it took.
+
+    Raises:
+        RunError: the history cannot be written.
+    """
     torch.set_num_threads(1)
-    # Mismatches are what is looked for: the history has them, and the terminal belongs to the report.
-    logging.getLogger("engine").setLevel(logging.CRITICAL)
     started = time.perf_counter()
-    cell_dir.mkdir()
-    with (cell_dir / HISTORY_FILE).open("w", encoding="utf-8") as stream:
-        history = History(stream)
-        try:
-            TARGETS[target].run(cell, history)
-        except Exception as error:  # noqa: BLE001 - not the engine (targets record its crashes): ours, and the rest goes on
-            history.add("checker.crashed", error=f"harness: {type(error).__name__}: {error}")
+    try:
+        cell_dir.mkdir()
+        with (cell_dir / HISTORY_FILE).open("w", encoding="utf-8") as stream, _quiet_engines():
+            history = History(stream)
+            try:
+                TARGETS[target].run(cell, history)
+            except Exception as error:  # noqa: BLE001 - targets record what engines raise: this is ours, the rest goes on
+                history.add("checker.crashed", error=f"harness: {error_text(error)}")
+    except OSError as error:
+        raise RunError(f"{cell_dir}: cannot be written ({error.strerror}): is there room, and is it yours?") from None
     return time.perf_counter() - started
+
+
+@contextmanager
+def _quiet_engines() -> Iterator[None]:
+    """Mismatches are what is looked for: the history has them, and the terminal belongs to the report."""
+    logger = logging.getLogger("engine")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def run_cells(
     cells: Sequence[Cell], target: str, run_dir: Path, jobs: int, progress: Progress
 ) -> tuple[list[Cell], bool]:
-    """Run all cells. Returns those that finished, in plan order, and whether the run was interrupted."""
+    """Run all cells. Returns those that finished, in plan order, and whether the run was interrupted.
+
+    Raises:
+        RunError: a cell cannot be written, or a worker process died. What finished is in the run's history.
+    """
     seconds: dict[str, float] = {}
     interrupted = False
     results = _in_this_process if jobs == 1 else _in_processes
@@ -60,8 +86,9 @@ def run_cells(
             progress(cell)
     except KeyboardInterrupt:
         interrupted = True
-    finished = [cell for cell in cells if cell.id in seconds]
-    _merge(finished, run_dir, seconds)
+    finally:
+        finished = [cell for cell in cells if cell.id in seconds]
+        _merge(finished, run_dir, seconds)
     return finished, interrupted
 
 
@@ -70,45 +97,70 @@ def _in_this_process(cells: Sequence[Cell], target: str, cells_dir: Path, jobs: 
         yield cell, run_cell(cell, target, cells_dir / cell.id)
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole process group; the parent alone decides what it means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _in_processes(cells: Sequence[Cell], target: str, cells_dir: Path, jobs: int) -> Iterator[tuple[Cell, float]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["harness.targets"])
-    pool = ProcessPoolExecutor(min(jobs, len(cells)), mp_context=context, initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(min(jobs, len(cells)), mp_context=context, initializer=_prepare_worker)
     try:
-        futures: dict[Future[float], Cell] = {
-            pool.submit(run_cell, cell, target, cells_dir / cell.id): cell for cell in cells
-        }
+        with _interrupts_wait():
+            futures: dict[Future[float], Cell] = {
+                pool.submit(run_cell, cell, target, cells_dir / cell.id): cell for cell in cells
+            }
         for future in as_completed(futures):
             yield futures[future], future.result()
-    except BrokenProcessPool as error:
-        raise CheckerError(f"a worker process died ({error}): was memory short? try fewer --jobs") from error
+    except BrokenProcessPool:
+        raise RunError(
+            f"{cells_dir.parent}: a worker process died, and the run with it (what finished is kept): "
+            "was memory short? try fewer --jobs"
+        ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C reaches the whole process group, but this process alone decides what it means.
+
+    Processes that are started in here never get it, not even while they still import what they need; this one gets
+    it afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare_worker() -> None:
+    """Ignore Ctrl-C, and do not outlive the process that wanted the results, however it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _exit_after(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
+
+
 def _merge(finished: Sequence[Cell], run_dir: Path, seconds: dict[str, float]) -> None:
     """Write the run's history and timing, in plan order."""
-    with (
-        (run_dir / HISTORY_FILE).open("w", encoding="utf-8") as history,
-        (run_dir / TIMING_FILE).open("w", encoding="utf-8") as timing,
-    ):
-        for cell in finished:
-            history.write((run_dir / CELLS_DIR / cell.id / HISTORY_FILE).read_text(encoding="utf-8"))
-            timing.write(json.dumps({"cell": cell.id, "seconds": round(seconds[cell.id], 6)}) + "\n")
+    histories = [(run_dir / CELLS_DIR / cell.id / HISTORY_FILE).read_text(encoding="utf-8") for cell in finished]
+    timing = [json.dumps({"cell": cell.id, "seconds": round(seconds[cell.id], 6)}) + "\n" for cell in finished]
+    write_atomically(run_dir / HISTORY_FILE, "".join(histories))
+    write_atomically(run_dir / TIMING_FILE, "".join(timing))
 
 
 def judge_run(run_dir: Path, options: Options, interrupted: bool) -> RunResult:
     """Judge the stored history of a run."""
-    cells = tuple(_judge_cell(lines, options) for lines in read_cells(run_dir / HISTORY_FILE))
+    histories = {lines[0].get("id"): lines for lines in read_cells(run_dir / HISTORY_FILE)}
+    cells = tuple(_judge_cell(lines, options, histories) for lines in histories.values())
     return RunResult(options.name, options.target, options.seed, interrupted, cells)
 
 
-def _judge_cell(lines: list[Line], options: Options) -> CellResult:
+def _judge_cell(lines: list[Line], options: Options, histories: Mapping[str | None, list[Line]]) -> CellResult:
     seen = observe(lines)
     scenario = None if seen.role is Role.TWIN else seen.scenario.name
-    return judge(seen, options.rerun(scenario, seen.policy))
+    result = judge(seen, options.rerun(scenario, seen.policy))
+    return result if seen.repeats is None else judge_repeat(result, histories.get(seen.repeats), lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +12,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness.commands.options import json_output, scenario_paths
+from harness.commands.finish import finish
+from harness.commands.options import json_output, runs_dir_option, scenario_paths
 from harness.errors import PlanError
 from harness.plan import Cell, plan_cells
-from harness.rundir import Options, create, point_latest
-from harness.runner import judge_run, run_cells
+from harness.rundir import Options, create
+from harness.runner import run_cells
+from harness.shards import Shard, with_repeats
 from harness.targets import TARGETS
-from reports.results import to_json
-from reports.terminal import print_run
-from reports.write import write_reports
 from scenarios.loader import load_scenarios
 from scenarios.schema import Scenario
 from scenarios.words import Policy
@@ -39,12 +37,14 @@ from scenarios.words import Policy
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Drives every choice.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to run cells in.")
+@runs_dir_option
+@click.option("--shard", help="Run only part i of n of the plan, as i/n; `kvchaos merge` puts the parts together.")
 @click.option(
-    "--runs-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("runs"),
+    "--repeat",
+    type=click.IntRange(0, 100),
+    default=0,
     show_default=True,
-    help="Where runs are kept, each in a folder of its own.",
+    help="Run about this percentage of the cells twice: their histories must come out the same.",
 )
 @click.option(
     "--provenance/--no-provenance",
@@ -60,6 +60,8 @@ def run(
     seed: int,
     jobs: int,
     runs_dir: Path,
+    shard: str | None,
+    repeat: int,
     provenance: bool,
     as_json: bool,
 ) -> int:
@@ -70,21 +72,21 @@ def run(
     """
     scenarios = load_scenarios(paths)
     wanted = tuple(Policy(policy) for policy in policies) or tuple(Policy)
-    cells = plan_cells(scenarios, wanted, seed, TARGETS[target].provides, provenance)
-    if not cells:
+    part = Shard.parse(shard) if shard is not None else None
+    planned = plan_cells(scenarios, wanted, seed, TARGETS[target].provides, provenance)
+    planned = with_repeats(planned, repeat, seed)
+    cells = planned if part is None else [cell for cell in planned if part.holds(cell)]
+    if not planned:
         raise PlanError(f"none of the {len(scenarios)} scenarios runs under --policy {', '.join(wanted)}")
+    if not cells:
+        raise PlanError(f"--shard {shard} holds none of the {len(planned)} cells: use fewer shards")
     options = Options(_name(paths), target, seed, wanted, _sources(paths, scenarios), provenance)
-    run_dir = create(runs_dir, options, ["kvchaos", *sys.argv[1:]], datetime.now(UTC))
+    run_dir = create(
+        runs_dir, options, [cell.id for cell in planned], shard, ["kvchaos", *sys.argv[1:]], datetime.now(UTC)
+    )
     with _progress(len(cells)) as advance:
         _, interrupted = run_cells(cells, target, run_dir, jobs, advance)
-    result = judge_run(run_dir, options, interrupted)
-    write_reports(run_dir, result)
-    point_latest(runs_dir, run_dir)
-    if as_json:
-        click.echo(json.dumps({"run_dir": str(run_dir), "exit_code": result.exit_code, **to_json(result)}))
-    else:
-        print_run(result, run_dir)
-    return result.exit_code
+    return finish(run_dir, runs_dir, options, interrupted=interrupted, as_json=as_json)
 
 
 def _name(paths: tuple[Path, ...]) -> str:

@@ -42,6 +42,7 @@ class SimTarget:
             seed=cell.seed,
             twin=cell.twin,
             missing=list(cell.missing),
+            repeats=cell.repeats,
         )
         if cell.missing:
             return
