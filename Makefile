@@ -23,7 +23,7 @@ STALE := stale
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format typecheck clean distclean stale
+.PHONY: help setup demo test nightly lint format typecheck clean distclean stale
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ demo: $(STAMP)  ## Run the smoke scenarios and write a report
 
 test: $(STAMP)  ## Run the tests; one file: make test ARGS='-n 0 tests/test_house.py'
 	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+nightly: $(STAMP)  ## Run every scenario on a fresh seed, the self-test and the canary; SEED=n picks the seed
+	JOBS=$(JOBS) .ci/nightly
 
 lint: $(STAMP)  ## Check style, formatting, types and the arrows between packages
 	@failed=; \

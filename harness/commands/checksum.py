@@ -9,6 +9,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from harness.commands.output import printing
 from harness.dump import Dump, load_dump
 from kernels import definition
 
@@ -35,11 +36,12 @@ def checksum(file: Path, computed_by: str, as_json: bool) -> None:
     """
     dump = load_dump(file)
     values = [f"0x{value:016x}" for value in (_by_torch(dump) if computed_by == "torch" else _by_definition(dump))]
-    if as_json:
-        click.echo(json.dumps({"checksums": values}))
-        return
-    for position, value in enumerate(values, start=dump.first_block):
-        click.echo(f"{position}  {value}")
+    with printing():
+        if as_json:
+            click.echo(json.dumps({"checksums": values}))
+            return
+        for position, value in enumerate(values, start=dump.first_block):
+            click.echo(f"{position}  {value}")
 
 
 def _by_definition(dump: Dump) -> npt.NDArray[np.uint64]:

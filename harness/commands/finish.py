@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from harness.commands.output import printing
 from harness.rundir import Options, point_latest
 from harness.runner import judge_run
 from reports.results import to_json
@@ -19,8 +20,9 @@ def finish(run_dir: Path, runs_dir: Path, options: Options, *, interrupted: bool
     result = judge_run(run_dir, options, interrupted)
     write_reports(run_dir, result)
     point_latest(runs_dir, run_dir)
-    if as_json:
-        click.echo(json.dumps({"run_dir": str(run_dir), "exit_code": result.exit_code, **to_json(result)}))
-    else:
-        print_run(result, run_dir)
+    with printing() as console:
+        if as_json:
+            click.echo(json.dumps({"run_dir": str(run_dir), "exit_code": result.exit_code, **to_json(result)}))
+        else:
+            print_run(result, run_dir, console)
     return result.exit_code

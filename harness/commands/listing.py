@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from faults.registry import FAULTS
 from harness.commands.options import json_output
+from harness.commands.output import printing
 from harness.targets import TARGETS
 from scenarios.loader import load_scenarios
 from scenarios.words import Policy
@@ -24,15 +23,18 @@ def list_group() -> None:
 
 
 def _print(rows: list[dict[str, str]], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(rows))
-        return
-    table = Table(box=None, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*row.values())
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    with printing() as console:
+        if as_json:
+            click.echo(json.dumps(rows))
+            return
+        table = Table(box=None, pad_edge=False)
+        for name in rows[0]:
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*row.values())
+        if not console.is_terminal:
+            console.width = 160
+        console.print(table)
 
 
 @list_group.command()

@@ -8,6 +8,7 @@ import sys
 import click
 
 from engine.checksum.payload import VERSION, Payload, PayloadLimits, decode
+from harness.commands.output import printing
 
 # Room for a hybrid model: what 16 groups of this block size need (twice that is accepted, as by an engine).
 _BLOCK_SIZES = (16,) * 16
@@ -36,7 +37,8 @@ def decode_command(text: str, max_tokens: int, as_json: bool) -> None:
     """
     limits = PayloadLimits.for_engine(max_tokens, _BLOCK_SIZES)
     decoded = decode(_read_input(limits) if text == "-" else text, limits)
-    click.echo(json.dumps(_as_dict(decoded)) if as_json else _as_text(decoded))
+    with printing():
+        click.echo(json.dumps(_as_dict(decoded)) if as_json else _as_text(decoded))
 
 
 def _read_input(limits: PayloadLimits) -> str:

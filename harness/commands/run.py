@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from harness.rundir import Options, create
 from harness.runner import run_cells
 from harness.shards import Shard, with_repeats
 from harness.targets import TARGETS
+from reports.text import counted
 from scenarios.loader import load_scenarios
 from scenarios.schema import Scenario
 from scenarios.words import Policy
@@ -84,8 +86,12 @@ def run(
     run_dir = create(
         runs_dir, options, [cell.id for cell in planned], shard, ["kvchaos", *sys.argv[1:]], datetime.now(UTC)
     )
+    started = time.perf_counter()
     with _progress(len(cells)) as advance:
-        _, interrupted = run_cells(cells, target, run_dir, jobs, advance)
+        finished, interrupted = run_cells(cells, target, run_dir, jobs, advance)
+    took = time.perf_counter() - started
+    if not as_json:
+        click.echo(f"{counted(len(finished), 'cell')} in {took:.1f} s ({len(finished) / took:.0f} a second)")
     return finish(run_dir, runs_dir, options, interrupted=interrupted, as_json=as_json)
 
 
