@@ -23,10 +23,10 @@ STALE := stale
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly lint format typecheck clean distclean stale
+.PHONY: help setup demo test test-browser nightly lint format typecheck clean distclean stale
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  PYTHON=python3.12 picks the interpreter of a new .venv, JOBS=4 the number of processes,"
 	@echo "  ARGS='...' is added to the command of demo and test."
@@ -42,6 +42,14 @@ demo: $(STAMP)  ## Run the smoke scenarios and write a report
 
 test: $(STAMP)  ## Run the tests; one file: make test ARGS='-n 0 tests/test_house.py'
 	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+test-browser: $(STAMP)  ## Run the tests of the report page in Chromium
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -q && apt-get install -q -y --no-install-recommends chromium; \
+		else echo "These tests need Chromium: install your system's package." >&2; exit 1; fi
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(PIP_INSTALL) playwright
+	$(BIN)/python -m pytest -q -n 0 -m browser tests/browser $(ARGS)
 
 nightly: $(STAMP)  ## Run every scenario on a fresh seed, the self-test and the canary; SEED=n picks the seed
 	JOBS=$(JOBS) .ci/nightly

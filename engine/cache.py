@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -55,6 +56,18 @@ class PagedKVCache:
         kv = self.layers[layer][block_ids].to(torch.float64)
         k, v = kv[:, K].flatten(0, 1), kv[:, V].flatten(0, 1)
         return k[:context], v[:context]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """The KV memory of an engine in another process: its shape, and by `engine` who has it."""
+
+    engine: str
+    num_layers: int
+    num_kv_heads: int
+    num_blocks: int
+    block_size: int
+    bytes_per_token: int
 
 
 class KVMemory:
@@ -127,6 +140,10 @@ class KVMemory:
                 layer[block_id] = token[:, None, None, :].to(layer.device)
                 for head, slot in product(range(self.num_kv_heads), range(self.block_size)):
                     self._changed(number, head, block_id, slot)
+
+    def layer_views(self) -> list[torch.Tensor]:
+        """Per layer [block, K|V, slot, kv_head, element], for a transport that moves bytes by address."""
+        return list(self._cache.layers)
 
     def region(self, layer: int, block_id: int, part: int, head: int, first: int, count: int) -> torch.Tensor:
         """A writable view [count, element] of `count` slots: what one copy operation moves."""

@@ -84,7 +84,7 @@ class EngineConfig:
         if not 1 <= self.context_limit <= min(self.capacity, MAX_CONTEXT):
             raise StartupError(
                 f"engine {self.engine_id}: max_model_len is {self.context_limit}: use 1 to "
-                f"{min(self.capacity, MAX_CONTEXT)} ({self.num_blocks} blocks of {self.block_size} hold "
+                f"{min(self.capacity, MAX_CONTEXT)} ({self.num_blocks - 1} blocks of {self.block_size} hold "
                 f"{self.capacity} tokens, the arithmetic {MAX_CONTEXT})"
             )
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from engine.cache import KVMemory
 from engine.checksum.policy import ChecksumPolicy, resolve
 from engine.checksum.records import WorldShape
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
-from engine.connectors.base import SchedulerConnector
+from engine.connectors.base import SchedulerConnector, WorkerConnector
 from engine.connectors.fabric import Fabric
-from engine.connectors.pull import PullScheduler, PullWorker
+from engine.connectors.pull import PULL
+from engine.connectors.registry import ConnectorFactory
 from engine.errors import StartupError
 from engine.executor import Executor
 from engine.request import Request, RequestOutput
@@ -29,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """One engine. Without a connector it serves requests by itself."""
+    """One engine. Without a connector it serves requests by itself; `connect` makes the worker's side of it."""
 
     def __init__(
         self,
         config: EngineConfig,
         seams: Seams | None = None,
         connector: SchedulerConnector | None = None,
-        fabric: Fabric | None = None,
+        connect: Callable[[KVMemory], WorkerConnector] | None = None,
     ) -> None:
         self.config = config
         self.connector = connector
@@ -44,8 +46,8 @@ class EngineCore:
         self.policy = usable_policy(config, connector)
         world = WorldShape(tp_size=1, pp_size=1)
         worker = Worker(config, self._seams)
-        if fabric is not None:
-            worker.connector = PullWorker(config.engine_id, worker.memory, fabric)
+        if connect is not None:
+            worker.connector = connect(worker.memory)
         self.memory: KVMemory = worker.memory
         self.scheduler = Scheduler(config, self.policy, world, connector, self._seams)
         self._executor = Executor(config.engine_id, world, [worker], self._seams)
@@ -125,9 +127,20 @@ class EngineCore:
         return self.take_finished()
 
 
+def connected_engine(
+    factory: ConnectorFactory, config: EngineConfig, seams: Seams, clock: VirtualClock, fabric: Fabric
+) -> EngineCore:
+    """An engine with a connector, for either side."""
+
+    def connect(memory: KVMemory) -> WorkerConnector:
+        return factory.worker(config, memory, fabric)
+
+    return EngineCore(config, seams, factory.scheduler(config, clock), connect)
+
+
 def pull_engine(config: EngineConfig, seams: Seams, clock: VirtualClock, fabric: Fabric) -> EngineCore:
     """An engine with the pull connector, for either side."""
-    return EngineCore(config, seams, PullScheduler(config.engine_id, config.lease_ticks, clock), fabric)
+    return connected_engine(PULL, config, seams, clock, fabric)
 
 
 def usable_policy(config: EngineConfig, connector: SchedulerConnector | None) -> ChecksumPolicy:

@@ -47,6 +47,8 @@ class Proxy:
         Raises:
             RequestError: P cannot take it; nothing of it is kept.
         """
+        if prompt.request_id in self._handovers:
+            raise RequestError(f"request {prompt.request_id}: the id is in use: wait for its end or take another id")
         params = {"do_remote_decode": True}
         self.producer.add_request(Request(prompt.request_id, list(prompt.token_ids), 1, params))
         self._prompts[prompt.request_id] = prompt

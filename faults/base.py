@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from engine.seams import Seams
 from faults.levers import Levers
@@ -38,6 +38,13 @@ class FaultParams(BaseModel):
     kind: str
     when: When
 
+    @model_validator(mode="after")
+    def _two_loads(self) -> Self:
+        """A kind that acts between two loads calls the second `other_load`."""
+        if getattr(self, "other_load", None) == self.when.load:
+            raise ValueError(f"other_load is {self.when.load}, the load itself: name another one")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -55,7 +62,8 @@ class Evidence:
 class FaultContext:
     """What a fault gets of its cell: the request it acts on, its own random choices, levers, and a notebook.
 
-    `notify` is told of each piece of evidence as it is written.
+    `notify` is told of each piece of evidence as it is written. `requests` has the id of every load, for faults that
+    act between two of them.
     """
 
     request_id: str
@@ -63,6 +71,7 @@ class FaultContext:
     levers: Levers
     evidence: list[Evidence] = field(default_factory=list)
     notify: Callable[[Evidence], None] = lambda _: None
+    requests: Mapping[int, str] = field(default_factory=dict)
 
 
 P_co = TypeVar("P_co", bound=FaultParams, covariant=True)

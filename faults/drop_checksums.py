@@ -1,16 +1,19 @@
 """The proxy loses, cuts or alters `kv_checksums` on its way from P to D.
 
-Recipe S14 of docs/incidents.md (a to d); GAP-9: the payload carries no check of its own.
+Recipe S14 of docs/incidents.md (a to d); GAP-9: the payload carries no check of its own, so another one that is well
+formed passes for P's. shorten makes what an honest P would send that never computed the last block (GAP-12).
 """
 
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
+from engine.checksum.payload import Payload, PayloadLimits, decode, encode
 from engine.seams import Change, ParamsPass, Seams
 from faults.base import Fault, FaultParams, When, digest
 from faults.levers import CHECKSUMS
@@ -26,10 +29,12 @@ class DropChecksumsWhen(When):
 class DropChecksumsParams(FaultParams):
     kind: Literal["drop_checksums"]
     when: DropChecksumsWhen
-    how: Literal["lose", "cut", "alter_version", "alter_value"] = Field(
+    how: Literal["lose", "cut", "alter_version", "alter_value", "alter_num_tokens", "alter_tp_size", "shorten"] = Field(
         "lose",
         description="lose: the key is gone. cut: only the first half of the text. alter_version, alter_value: one "
-        "character changes, in the version or in the checksum of a block.",
+        "character changes, in the version or in the checksum of a block. alter_num_tokens: one token less, so that "
+        "the last block is not compared. alter_tp_size: a field that nothing uses. shorten: without the last block, "
+        "its checksum and its tokens.",
     )
 
 
@@ -52,6 +57,8 @@ class DropChecksums(Fault[DropChecksumsParams]):
             return None
         params = {key: value for key, value in event.params.items() if key != CHECKSUMS_PARAM}
         altered = self._alter(text)
+        if altered == text:
+            return None
         if altered is not None:
             params[CHECKSUMS_PARAM] = altered
         after = None if altered is None else digest(altered.encode())
@@ -63,6 +70,8 @@ class DropChecksums(Fault[DropChecksumsParams]):
             return None
         if self.params.how == "cut":
             return text[: len(text) // 2]
+        if self.params.how in _REWRITE:
+            return encode(_REWRITE[self.params.how](decode(text, _ANY)))
         raw = bytearray(base64.b64decode(text))
         if self.params.how == "alter_version":
             raw[_VERSION_BYTE] ^= 1 << self.context.rng.randrange(1, 6)
@@ -74,7 +83,34 @@ class DropChecksums(Fault[DropChecksumsParams]):
     def _describe(self, text: str, altered: str | None) -> str:
         if altered is None:
             return f"{CHECKSUMS_PARAM} ({len(text)} characters) is gone"
+        if self.params.how in _REWRITE:
+            return f"{CHECKSUMS_PARAM} is written anew: {self.params.how}"
         if len(altered) < len(text):
             return f"{CHECKSUMS_PARAM} is cut from {len(text)} to {len(altered)} characters"
         changed = [index for index, (old, new) in enumerate(zip(text, altered, strict=True)) if old != new]
         return f"{CHECKSUMS_PARAM} is altered at character {', '.join(map(str, changed))} of {len(text)}"
+
+
+def _one_token_less(payload: Payload) -> Payload:
+    return replace(payload, num_tokens=max(1, payload.num_tokens - 1))
+
+
+def _other_tp_size(payload: Payload) -> Payload:
+    return replace(payload, tp_size=payload.tp_size + 1)
+
+
+def _without_last_block(payload: Payload) -> Payload:
+    """As if P had never computed the last block. A payload of one block has nothing to leave out."""
+    whole = min((payload.num_tokens - 1) // group.block_size * group.block_size for group in payload.groups)
+    groups = tuple(
+        replace(group, values=group.values[: whole // group.block_size - group.start]) for group in payload.groups
+    )
+    return replace(payload, num_tokens=whole, groups=groups) if whole else payload
+
+
+_ANY = PayloadLimits(max_base64=2**32, max_groups=256, max_num_tokens=2**63)
+_REWRITE = {
+    "alter_num_tokens": _one_token_less,
+    "alter_tp_size": _other_tp_size,
+    "shorten": _without_last_block,
+}

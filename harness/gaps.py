@@ -32,10 +32,13 @@ def corrupted_positions(load: RequestObservation) -> tuple[int, ...]:
 def foreign_positions(load: RequestObservation) -> tuple[int, ...]:
     """D's block positions in which an attention read met a slot that was not the request's own, or had changed.
 
-    Where nobody watched the reads: those whose bytes had changed at the first read.
+    A request that read something foreign is itself foreign from then on: what it computed (the last prompt token and
+    its output) counts only where nothing before it does. Where nobody watched the reads: those whose bytes had changed
+    at the first read.
     """
     if load.foreign is not None:
-        return tuple(sorted({token // load.block_size for token in load.foreign}))
+        received = [token for token in load.foreign if token < load.num_prompt_tokens - 1]
+        return tuple(sorted({token // load.block_size for token in received or load.foreign}))
     if load.first_use is None or load.to_be_read is None:
         return ()
     size = load.block_size // load.first_use.grid

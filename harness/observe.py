@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.checksum.verdict import VerdictStatus
+from engine.errors import KVChaosError
 from engine.request import FinishReason
 from faults.base import Evidence
 from harness.errors import HistoryError
-from harness.history import Line, find_all
+from harness.history import Line, error_text, find_all
 from harness.oracles.kv_bytes import CHECKSUMMED, EVENT, FIRST_USE, KV_FINAL, LOAD_FINISHED, TO_BE_READ
 from harness.oracles.provenance import EVENT_ON, EVENT_READ
+from reports.records import from_json, to_json
 from reports.results import GroupCoverage
 from scenarios.schema import Scenario
 from scenarios.words import Outcome, Policy, Role, Violation
@@ -106,11 +108,12 @@ def observe(lines: list[Line]) -> CellObservation:
         HistoryError: a line lacks what it must have: the file is damaged or of another version.
     """
     try:
-        return _observe(lines)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        # Through plain values, which checks the type of every field.
+        return from_json(CellObservation, to_json(_observe(lines)))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, KVChaosError) as error:
         where = lines[0].get("id", "?") if lines else "?"
         raise HistoryError(
-            f"history of cell {where}: {type(error).__name__} {error}: the file is damaged or of another version"
+            f"history of cell {where}: {error_text(error)}: the file is damaged or of another version"
         ) from error
 
 
@@ -122,7 +125,6 @@ def _observe(lines: list[Line]) -> CellObservation:
     if end is None and not problems and not head["missing"] and not find_all(lines, "engine.refused"):
         problems.append("the history has no end: the run was interrupted")
     scenario = Scenario.from_plain(head["scenario"])
-    undone = [f"{line['fault']} on {line['request']}" for line in find_all(lines, "fault.done") if not line["evidence"]]
     return CellObservation(
         id=head["id"],
         target=head["target"],
@@ -138,7 +140,7 @@ def _observe(lines: list[Line]) -> CellObservation:
             Evidence(x["fault"], x["seam"], x["request"], x["what"], x["before"], x["after"])
             for x in find_all(lines, "evidence")
         ),
-        undone=tuple(undone),
+        undone=() if problems or head["missing"] else _undone(scenario, lines),
         provenance=bool(find_all(lines, EVENT_ON)),
         violations=_violations(lines, end),
         problems=tuple(problems),
@@ -149,14 +151,15 @@ def _request(line: Line, lines: list[Line], scenario: Scenario) -> RequestObserv
     request_id = line["request"]
     answers = [x for x in find_all(lines, "answer") if x["request"] == request_id]
     wanted = [x for x in find_all(lines, "oracle.tokens") if x["request"] == request_id]
-    views = {x["at"]: _view(x) for x in lines if x["event"] == EVENT and x["request"] == request_id}
+    block_size = scenario.topology.consumer.block_size
+    views = {x["at"]: _view(x, block_size) for x in lines if x["event"] == EVENT and x["request"] == request_id}
     answer = answers[0] if answers else None
     verdict = answer["verdict"] if answer else _last_verdict(request_id, lines)
     outcome, error = _outcome(answer, lines)
     return RequestObservation(
         load=line["load"],
         request_id=request_id,
-        block_size=scenario.topology.consumer.block_size,
+        block_size=block_size,
         num_prompt_tokens=line["tokens"],
         outcome=outcome,
         error=error,
@@ -196,8 +199,19 @@ def _foreign(request_id: str, lines: list[Line]) -> tuple[int, ...] | None:
     return tuple(sorted({p for x in reads for p in x["foreign"]})) if reads else None
 
 
-def _view(line: Line) -> KVView:
-    return KVView(line["grid"], line["start"], tuple(line["digests"]), tuple(line["sums"]))
+def _undone(scenario: Scenario, lines: list[Line]) -> tuple[str, ...]:
+    """The faults that the scenario lists and that left no evidence, also those that were never attached."""
+    done = [(line["fault"], line["request"], line["evidence"]) for line in find_all(lines, "fault.done")]
+    found = [(kind, request) for kind, request, evidence in done if not evidence]
+    found += [(fault.kind, f"load {fault.when.load}") for fault in scenario.faults[len(done) :]]
+    return tuple(f"{kind} on {request}" for kind, request in found)
+
+
+def _view(line: Line, block_size: int) -> KVView:
+    grid, digests, sums = line["grid"], tuple(line["digests"]), tuple(line["sums"])
+    if not 1 <= grid <= block_size or block_size % grid or len(digests) != len(sums):
+        raise ValueError(f"no view of blocks of {block_size}: a grid of {grid}, {len(digests)} digests, {len(sums)} sums")
+    return KVView(grid, line["start"], digests, sums)
 
 
 def _coverage(group: dict[str, Any]) -> GroupCoverage:
@@ -226,22 +240,22 @@ def _outcome(answer: Line | None, lines: list[Line]) -> tuple[Outcome, str | Non
             if found:
                 return outcome, found[0]["error"]
         return Outcome.HUNG, "no answer by the deadline"
-    reason = FinishReason(answer["finish_reason"])
+    reason, error, recomputed = FinishReason(answer["finish_reason"]), answer["error"], answer["recomputed"]
     if reason is FinishReason.ABORT:
-        return Outcome.ABORTED, answer["error"]
+        return Outcome.ABORTED, error
     if reason is FinishReason.ERROR:
-        return Outcome.FAILED, answer["error"]
-    return Outcome.RECOMPUTED if answer["recomputed"] else Outcome.SERVED, answer["error"]
+        return Outcome.FAILED, error
+    return Outcome.RECOMPUTED if recomputed else Outcome.SERVED, error
 
 
 def _violations(lines: list[Line], end: Line | None) -> tuple[str, ...]:
     found: list[str] = []
     for pool in find_all(lines, "oracle.pool"):
-        if pool["free"] != pool["total"]:
-            lost = pool["total"] - pool["free"]
-            found.append(f"{Violation.LEAK}: {lost} of {pool['total']} blocks of the {pool['engine']} never came back")
+        free, total, engine = pool["free"], pool["total"], pool["engine"]
+        if free != total:
+            found.append(f"{Violation.LEAK}: {total - free} of {total} blocks of the {engine} never came back")
         twice = [request for request, count in pool["ends"] if count > 1]
-        found += [f"{Violation.TWO_TERMINAL_STATES}: {request} on the {pool['engine']}" for request in twice]
+        found += [f"{Violation.TWO_TERMINAL_STATES}: {request} on the {engine}" for request in twice]
     answered = Counter(line["request"] for line in find_all(lines, "answer"))
     found += [f"{Violation.TWO_TERMINAL_STATES}: {r} was answered {n} times" for r, n in answered.items() if n > 1]
     crashes = [line["error"] for line in find_all(lines, "engine.crashed")]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from engine.connectors import DEFAULT_CONNECTOR
 from faults.levers import CHECKSUMS
 from faults.noop import NoopParams
 from faults.registry import FAULTS
@@ -26,6 +27,7 @@ class Cell:
     """The unit that is run and judged. `missing` names what the target lacks for it: then it is not run.
 
     `provenance` says whether every attention read is checked; without it `read` is judged by the bytes alone.
+    `connector` names what moves the KV, on a target that lets one choose.
     `repeats` is the cell that this one runs once more, to see that its history comes out the same.
     """
 
@@ -40,6 +42,7 @@ class Cell:
     missing: tuple[str, ...]
     provenance: bool = True
     repeats: str | None = None
+    connector: str = DEFAULT_CONNECTOR
 
     @property
     def faulted_loads(self) -> frozenset[int]:
@@ -52,6 +55,7 @@ def plan_cells(
     run_seed: int,
     provides: frozenset[str],
     provenance: bool = True,
+    connector: str = DEFAULT_CONNECTOR,
 ) -> list[Cell]:
     """All fault cells in the order of the scenarios, then the twins they need, each once, by id."""
     wanted = set(policies)
@@ -69,7 +73,7 @@ def plan_cells(
                 twin = twin_cell.id
             cells.append(_cell(scenario, policy, Role.FAULT, run_seed, twin, missing))
     planned = cells + [twins[cell_id] for cell_id in sorted(twins)]
-    return [replace(cell, provenance=provenance) for cell in planned]
+    return [replace(cell, provenance=provenance, connector=connector) for cell in planned]
 
 
 def missing_names(scenario: Scenario, policy: Policy, provides: frozenset[str]) -> tuple[str, ...]:
@@ -89,7 +93,7 @@ def twin_scenario(scenario: Scenario, policy: Policy) -> Scenario:
     plain = {
         "topology": scenario.topology.model_dump(mode="json"),
         "checksum": scenario.checksum.model_dump(mode="json"),
-        "workload": scenario.workload.model_dump(mode="json"),
+        "workload": scenario.workload.identity,
         "load_failure": scenario.load_failure,
         "moments": moments,
         "expected": expected.model_dump(mode="json"),
@@ -114,7 +118,7 @@ def _cell(
     scenario: Scenario, policy: Policy, role: Role, run_seed: int, twin: str | None, missing: tuple[str, ...]
 ) -> Cell:
     topology = scenario.topology
-    workload = scenario.workload.model_dump(mode="json")
+    workload = scenario.workload.identity
     return Cell(
         id=f"{scenario.name}--{policy}",
         scenario=scenario,

@@ -15,8 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
+from engine.connectors import DEFAULT_CONNECTOR
 from engine.errors import InputError
+from engine.extensions import LOADED
 from harness.errors import HistoryError
+from harness.history import error_text
 from reports.files import write_atomically
 from scenarios.words import Policy
 
@@ -38,14 +41,20 @@ class Options:
     policies: tuple[Policy, ...]
     sources: dict[str, str]
     provenance: bool = True
+    connector: str = DEFAULT_CONNECTOR
 
-    def rerun(self, scenario: str | None, policy: Policy) -> str:
-        """The command that runs one cell again, with its twin; `scenario` None: a twin, reached through any."""
+    def rerun(self, scenario: str, policy: Policy, *, repeat: bool = False) -> str:
+        """The command that runs a cell of this scenario again, with its twin; if it was a repeat, twice.
+
+        A scenario that no file is known of is looked for in all.
+        """
         paths = [self.sources[scenario]] if scenario in self.sources else sorted(set(self.sources.values()))
-        return shlex.join(
-            ["kvchaos", "run", *paths, "--policy", str(policy), "--seed", str(self.seed), "--target", self.target]
-            + ([] if self.provenance else ["--no-provenance"])
-        )
+        paths = [f"./{path}" if path.startswith("-") else path for path in paths]
+        command = ["kvchaos", "run", *paths, "--policy", str(policy), "--seed", str(self.seed), "--target", self.target]
+        command += ["--repeat", "100"] if repeat else []
+        command += [] if self.connector == DEFAULT_CONNECTOR else ["--connector", self.connector]
+        command += [] if self.provenance else ["--no-provenance"]
+        return shlex.join(command)
 
     def to_plain(self) -> dict[str, Any]:
         """The options as JSON values; `from_plain` reads them back."""
@@ -54,6 +63,14 @@ class Options:
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Self:
         """Read what `to_plain` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        data = {"connector": DEFAULT_CONNECTOR, **data}  # a run from before one could be chosen
+        kinds = {"name": str, "target": str, "seed": int, "policies": list, "sources": dict, "provenance": bool}
+        kinds |= {"connector": str}
+        for name, kind in kinds.items():
+            if type(data[name]) is not kind:
+                raise TypeError(f"{name} is no {kind.__name__}")
+        if not all(isinstance(source, str) for source in data["sources"].values()):
+            raise TypeError("sources holds something that is no path")
         return cls(**{**data, "policies": tuple(Policy(policy) for policy in data["policies"])})
 
 
@@ -101,10 +118,16 @@ def read_manifest(run_dir: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         Options.from_plain(data["options"])
+        if not isinstance(data["plan"], list) or not all(isinstance(cell_id, str) for cell_id in data["plan"]):
+            raise TypeError("plan is no list of cells")
+        if data["shard"] is not None and not isinstance(data["shard"], str):
+            raise TypeError("shard is no i/n")
         return {name: data[name] for name in ("options", "plan", "shard", "versions")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise HistoryError(f"{path}: cannot be read ({reason}): give the folder of a finished run") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = error_text(error)
+    raise HistoryError(f"{path}: cannot be read ({reason}): give the folder of a finished run")
 
 
 def read_options(run_dir: Path) -> Options:
@@ -129,6 +152,6 @@ def _circumstances(command: Sequence[str], now: datetime) -> dict[str, Any]:
         "created": now.astimezone(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(command),
         "device": "cpu",
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES} | LOADED,
         "platform": f"{sys.platform} {platform.machine()}",
     }

@@ -18,20 +18,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from harness.errors import RunError
+from harness.errors import HistoryError, RunError
 from harness.history import History, Line, error_text, read_cells
 from harness.judge import judge, judge_repeat
-from harness.observe import observe
+from harness.observe import CellObservation, observe
 from harness.plan import Cell
-from harness.rundir import CELLS_DIR, HISTORY_FILE, TIMING_FILE, Options
+from harness.rundir import CELLS_DIR, HISTORY_FILE, MANIFEST_FILE, TIMING_FILE, Options, read_manifest
+from harness.shards import Shard
 from harness.targets import TARGETS
 from reports.files import write_atomically
 from reports.results import CellResult, RunResult
-from scenarios.words import Role
+from reports.timeline import timeline
 
 Progress = Callable[[Cell], None]
 
@@ -152,15 +154,33 @@ def _merge(finished: Sequence[Cell], run_dir: Path, seconds: dict[str, float]) -
     write_atomically(run_dir / TIMING_FILE, "".join(timing))
 
 
-def judge_run(run_dir: Path, options: Options, interrupted: bool) -> RunResult:
-    """Judge the stored history of a run."""
-    histories = {lines[0].get("id"): lines for lines in read_cells(run_dir / HISTORY_FILE)}
-    cells = tuple(_judge_cell(lines, options, histories) for lines in histories.values())
-    return RunResult(options.name, options.target, options.seed, interrupted, cells)
+def judge_run(run_dir: Path, options: Options) -> RunResult:
+    """Judge the stored history of a run. One that lacks cells of its plan was interrupted.
+
+    Raises:
+        HistoryError: the history or the manifest cannot be read, or its cells are not those of the plan.
+    """
+    manifest = read_manifest(run_dir)
+    shard = None if manifest["shard"] is None else Shard.parse(manifest["shard"])
+    plan = [cell_id for cell_id in manifest["plan"] if shard is None or shard.holds_id(cell_id)]
+    histories = list(read_cells(run_dir / HISTORY_FILE))
+    seen = [observe(lines) for lines in histories]
+    found = [cell.id for cell in seen]
+    if found != [cell_id for cell_id in plan if cell_id in set(found)]:
+        raise HistoryError(
+            f"{run_dir / HISTORY_FILE}: its cells are not those of {MANIFEST_FILE}, each once and in order: "
+            "the file is damaged, or of another run"
+        )
+    by_id = dict(zip(found, histories, strict=True))
+    through = {cell.twin: cell.scenario.name for cell in reversed(seen) if cell.twin is not None}
+    cells = tuple(_judge_cell(cell, options, through.get(cell.id, cell.scenario.name), by_id) for cell in seen)
+    return RunResult(options.name, options.target, options.seed, len(found) < len(plan), cells)
 
 
-def _judge_cell(lines: list[Line], options: Options, histories: Mapping[str | None, list[Line]]) -> CellResult:
-    seen = observe(lines)
-    scenario = None if seen.role is Role.TWIN else seen.scenario.name
-    result = judge(seen, options.rerun(scenario, seen.policy))
-    return result if seen.repeats is None else judge_repeat(result, histories.get(seen.repeats), lines)
+def _judge_cell(
+    cell: CellObservation, options: Options, scenario: str, histories: Mapping[str, list[Line]]
+) -> CellResult:
+    """`scenario` is the one to run again: a twin's first that names it, any other cell's own."""
+    result = judge(cell, options.rerun(scenario, cell.policy, repeat=cell.repeats is not None))
+    result = replace(result, timeline=timeline(histories[cell.id]))
+    return result if cell.repeats is None else judge_repeat(result, histories.get(cell.repeats), histories[cell.id])

@@ -41,7 +41,11 @@ class Shard:
 
     def holds(self, cell: Cell) -> bool:
         """Whether a cell is this shard's. A repeat goes with the cell that it repeats."""
-        return derive("shard", cell.repeats or cell.id) % self.count == self.index - 1
+        return self.holds_id(cell.id)
+
+    def holds_id(self, cell_id: str) -> bool:
+        """`holds`, of a cell that only its id is known of."""
+        return derive("shard", cell_id.removesuffix(REPEAT_SUFFIX)) % self.count == self.index - 1
 
 
 def with_repeats(cells: Sequence[Cell], percent: int, run_seed: int) -> list[Cell]:

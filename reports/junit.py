@@ -17,6 +17,7 @@ from junitparser import Error, Failure, JUnitXml, Properties, Property, Skipped,
 from reports.results import CellResult, RunResult
 from reports.summary import cell_title, evidence_line, headline_lines, no_evidence, notes, reasons, standing_of
 from reports.text import visible
+from reports.untested import untested
 from scenarios.words import Result
 
 RUN_CLASSNAME = "kvchaos"
@@ -32,6 +33,7 @@ def junit_xml(run: RunResult) -> str:
         ("interrupted", str(run.interrupted).lower()),
         ("standing", f"{standing.word}: {standing.sentence}"),
         ("headline", " ".join((*headline_lines(run), *notes(run)))),
+        ("not_tested", " ".join(part.whole for part in untested(run))),
     ):
         suite.add_property(name, value)
     cases = [_test_case(cell, name) for cell, name in zip(run.cells, _names(run.cells), strict=True)]

@@ -25,6 +25,7 @@ from reports.summary import (
     twin_totals,
 )
 from reports.text import clip, counted, visible
+from reports.untested import untested
 from scenarios.words import Policy, Result, Role
 
 # Below GitHub's limit with room for what a workflow appends itself.
@@ -53,6 +54,7 @@ def summary_markdown(run: RunResult) -> str:
         "",
         f"Run {escape(run.name)} on target {escape(run.target)}, seed {run.seed}. {twin_totals(run)}".rstrip(),
     ]
+    page += ["", "## Not tested", "", *(f"- {escape(part.whole)}" for part in untested(run))]
     page += _totals(run)
     page += _matrix(run)
     page += _problems(run, LIMIT_BYTES - _size(page))

@@ -112,7 +112,11 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
-    """A moment of a cell. `t` is virtual time; `where` is producer, consumer, proxy, transfer or fault."""
+    """A moment of a cell (`reports.timeline`).
+
+    `t` is virtual time; `where` is producer, consumer, proxy, transfer, fault, or run for the cell as a whole; `event`
+    is the history line's own, for a fault the seam at which it acted.
+    """
 
     t: int
     where: str

@@ -33,6 +33,7 @@ from reports.summary import (
     twin_totals,
 )
 from reports.text import counted, visible
+from reports.untested import untested_line
 from reports.write import REPORT_FILES
 from scenarios.words import Policy, Result
 
@@ -69,6 +70,7 @@ def print_run(run: RunResult, run_dir: Path | None = None, console: Console | No
     screen.print(f"{standing.word}: {standing.sentence}", STYLES[standing.result])
     for line in headline_lines(run):
         screen.print(line, "bold")
+    screen.print(untested_line(run))
 
 
 class _Screen:

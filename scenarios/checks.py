@@ -65,9 +65,13 @@ def _room(scenario: Scenario) -> Iterator[Issue]:
 
 def _fault_loads(requests: int, faults: Sequence[FaultParams | None]) -> Iterator[Issue]:
     for index, fault in enumerate(faults):
-        if fault is not None and fault.when.load > requests:
-            message = f"load is {fault.when.load}, but workload.requests is {requests}: use 1 to {requests}"
-            yield Issue(("faults", index, "when", "load"), message)
+        if fault is None:
+            continue
+        named = {("when", "load"): fault.when.load, ("other_load",): getattr(fault, "other_load", None)}
+        for field, load in named.items():
+            if load is not None and load > requests:
+                message = f"{field[-1]} is {load}, but workload.requests is {requests}: use 1 to {requests}"
+                yield Issue(("faults", index, *field), message)
 
 
 def _expectations(scenario: Scenario) -> Iterator[Issue]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator
 
 from engine.checksum.policy import LoadFailurePolicy
+from engine.extensions import ExtensionError
 from faults import registry
 from faults.base import FaultParams
 from scenarios.fields import STRICT, GapId, Incident, Name, OneLine, TokenRange, one_of
@@ -33,7 +34,11 @@ class Checksum(BaseModel):
 
 
 class Workload(BaseModel):
-    """The requests of a cell. Prompt lengths are drawn from `prompt_tokens`, both ends included."""
+    """The requests of a cell. Prompt lengths are drawn from `prompt_tokens`, both ends included.
+
+    `identical_prompts` gives every request the same prompt. Prefix caches would then serve all but the first: turn
+    them off where each is to be loaded whole.
+    """
 
     model_config = STRICT
 
@@ -42,6 +47,15 @@ class Workload(BaseModel):
     output_tokens: Annotated[int, Field(ge=1)] = 16
     competitors: Annotated[int, Field(ge=0, le=4)] = 0
     shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
+    identical_prompts: bool = False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What seeds depend on. A field that came later counts only when it is used: old scenarios keep their seeds."""
+        plain = self.model_dump(mode="json")
+        if not self.identical_prompts:
+            del plain["identical_prompts"]
+        return plain
 
     @property
     def longest(self) -> int:
@@ -182,13 +196,16 @@ def _read_faults(items: Any) -> tuple[list[FaultParams | None], list[Issue]]:
 
 
 def _read_fault(item: Any, loc: Loc) -> tuple[FaultParams | None, list[Issue]]:
-    kinds = sorted(registry.PARAMS)
+    kinds = registry.kinds()
     if not isinstance(item, dict):
         return None, [Issue(loc, f"{field_name(loc)} is {shown(item)}: use a mapping with kind and when")]
     if "kind" not in item:
         return None, [Issue((*loc, "kind"), f"kind is missing: add it and {listed(kinds)}")]
     kind = item["kind"]
-    model = registry.params_model(kind) if isinstance(kind, str) else None
+    try:
+        model = registry.params_model(kind) if isinstance(kind, str) else None
+    except ExtensionError as error:
+        return None, [Issue((*loc, "kind"), str(error))]
     if model is None:
         advice = f"{listed(kinds)}{did_you_mean(kind, kinds)}"
         return None, [Issue((*loc, "kind"), f"kind is {shown(kind)}: {advice}")]

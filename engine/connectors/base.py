@@ -80,6 +80,14 @@ class SchedulerConnector(ABC):
     def num_leases(self) -> int:
         """P: requests whose blocks are held for a consumer."""
 
+    def holds_lease(self, request_id: str) -> bool:
+        """P: whether this request's blocks are held for a consumer. False (the default): it cannot say."""
+        return False
+
+    def end_lease(self, request_id: str) -> None:
+        """P: let the request's lease end now, as if its time had passed. Raises KeyError if it holds none."""
+        raise KeyError(request_id)
+
 
 class WorkerConnector(ABC):
     """A worker's side of a connector."""

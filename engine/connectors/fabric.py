@@ -17,6 +17,16 @@ import torch
 from engine.cache import KVMemory
 from engine.seams import Completion, CopyOp, Hold, OpLanded, OpPosted, Seams
 
+Move = Callable[[CopyOp, KVMemory, KVMemory], None]
+"""Takes the bytes of an operation out of the source's memory (first) and brings them to the target's."""
+
+
+def copy_bytes(op: CopyOp, source: KVMemory, target: KVMemory) -> None:
+    """Straight from block to block. Bytes are moved, whatever the two sides call their element type."""
+    source_region = source.region(op.layer, op.source_block, op.part, op.head, op.source_slot, op.num_slots)
+    target_region = target.region(op.layer, op.target_block, op.part, op.head, op.target_slot, op.num_slots)
+    target_region.view(torch.uint8).copy_(source_region.view(torch.uint8))
+
 
 @dataclass(slots=True, eq=False)
 class _Read:
@@ -26,6 +36,7 @@ class _Read:
     remote_request_id: str
     num_ops: int
     waiting: deque[CopyOp]
+    move: Move
     head: CopyOp | None = None
     holds: tuple[Hold, ...] = ()
 
@@ -75,15 +86,23 @@ class Fabric:
         peer = self._peers[engine_id]
         return bool(peer.received or peer.sent)
 
-    def post(self, engine: str, source_engine: str, request_id: str, remote_request_id: str, ops: list[CopyOp]) -> None:
-        """Start the read of one load into `engine`'s memory.
+    def post(
+        self,
+        engine: str,
+        source_engine: str,
+        request_id: str,
+        remote_request_id: str,
+        ops: list[CopyOp],
+        move: Move = copy_bytes,
+    ) -> None:
+        """Start the read of one load into `engine`'s memory. `move` is called when an operation lands.
 
         Raises:
             ValueError: the engine is reading a load of that id already.
         """
         if (engine, request_id) in self._reads:
             raise ValueError(f"engine {engine} is reading a load {request_id} already")
-        read = _Read(engine, source_engine, request_id, remote_request_id, len(ops), deque(ops))
+        read = _Read(engine, source_engine, request_id, remote_request_id, len(ops), deque(ops), move)
         self._reads[engine, request_id] = read
         self._next(read)
 
@@ -138,10 +157,7 @@ class Fabric:
         if op is None:
             raise ValueError(f"no operation of {read.request_id} is on the wire")
         source, target = self._peers[read.source_engine].memory, self._peers[read.engine].memory
-        # Bytes are moved, whatever the two sides call their element type.
-        source_region = source.region(op.layer, op.source_block, op.part, op.head, op.source_slot, op.num_slots)
-        target_region = target.region(op.layer, op.target_block, op.part, op.head, op.target_slot, op.num_slots)
-        target_region.view(torch.uint8).copy_(source_region.view(torch.uint8))
+        read.move(op, source, target)
         self._seams.emit(OpLanded(read.engine, read.request_id, op, read.num_ops, source, target))
         self._next(read)
 

@@ -10,9 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.cache import KVMemory
+from engine.cache import KVMemory, PeerMemory
 from engine.checksum.records import GroupBlocks
 from engine.clock import VirtualClock
+from engine.config import EngineConfig
+from engine.connectors import DEFAULT_CONNECTOR
 from engine.connectors.base import Carrier, LoadSpec, SchedulerConnector, TransferResults, WorkerConnector
 from engine.connectors.fabric import Fabric
 from engine.errors import RequestError
@@ -115,7 +117,8 @@ class PullWorker(WorkerConnector):
 
     def start_loads(self, loads: Sequence[LoadSpec]) -> None:
         for load in loads:
-            ops = self._operations(load)
+            peer = self._fabric.peer(load.remote_engine_id)
+            ops = None if peer is None else copy_operations(load, self._memory, peer)
             if ops is None:
                 self._failed.add(load.request_id)
             else:
@@ -129,28 +132,45 @@ class PullWorker(WorkerConnector):
             failed_receiving=failed,
         )
 
-    def _operations(self, load: LoadSpec) -> list[CopyOp] | None:
-        """The load's copy operations; None if it cannot work: no such peer, another geometry, blocks not its own."""
-        peer = self._fabric.peer(load.remote_engine_id)
-        if peer is None or load.remote_block_ids.keys() != load.groups.keys():
+
+class PullConnector:
+    """Builds both sides."""
+
+    API_VERSION = 1
+    name = DEFAULT_CONNECTOR
+    summary = "D reads P's blocks one copy operation at a time; P holds them under a lease"
+
+    def scheduler(self, config: EngineConfig, clock: VirtualClock) -> PullScheduler:
+        return PullScheduler(config.engine_id, config.lease_ticks, clock)
+
+    def worker(self, config: EngineConfig, memory: KVMemory, fabric: Fabric) -> PullWorker:
+        return PullWorker(config.engine_id, memory, fabric)
+
+
+PULL = PullConnector()
+
+
+def copy_operations(load: LoadSpec, memory: KVMemory, peer: KVMemory | PeerMemory) -> list[CopyOp] | None:
+    """The load's copy operations in order of position; None if it cannot work: other geometry, blocks not P's own."""
+    if load.remote_block_ids.keys() != load.groups.keys():
+        return None
+    mine = (memory.num_layers, memory.num_kv_heads, memory.bytes_per_token)
+    if mine != (peer.num_layers, peer.num_kv_heads, peer.bytes_per_token):
+        return None
+    ops: list[CopyOp] = []
+    for group_id, blocks in load.groups.items():
+        remote = load.remote_block_ids[group_id]
+        segments = copy_segments(blocks, remote, peer.block_size)
+        if segments is None or not all(0 < block_id < peer.num_blocks for block_id in remote):
             return None
-        mine = (self._memory.num_layers, self._memory.num_kv_heads, self._memory.bytes_per_token)
-        if mine != (peer.num_layers, peer.num_kv_heads, peer.bytes_per_token):
-            return None
-        ops: list[CopyOp] = []
-        for group_id, blocks in load.groups.items():
-            remote = load.remote_block_ids[group_id]
-            segments = copy_segments(blocks, remote, peer.block_size)
-            if segments is None or not all(0 < block_id < peer.num_blocks for block_id in remote):
-                return None
-            for segment in segments:
-                for layer in range(peer.num_layers):
-                    for part in (0, 1):
-                        ops += [
-                            CopyOp(len(ops) + head, segment[0], layer, part, head, *segment[1:])
-                            for head in range(peer.num_kv_heads)
-                        ]
-        return ops
+        for segment in segments:
+            for layer in range(peer.num_layers):
+                for part in (0, 1):
+                    ops += [
+                        CopyOp(len(ops) + head, segment[0], layer, part, head, *segment[1:])
+                        for head in range(peer.num_kv_heads)
+                    ]
+    return ops
 
 
 def copy_segments(

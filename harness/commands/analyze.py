@@ -8,10 +8,12 @@ from pathlib import Path
 import click
 
 from harness.commands.options import json_output
+from harness.commands.output import printing
 from harness.errors import HistoryError
 from harness.rundir import read_options
 from harness.runner import judge_run
-from reports.results import read_results, to_json
+from reports.errors import BrokenResultsError
+from reports.results import RunResult, read_results, to_json
 from reports.terminal import print_run
 from reports.write import RESULTS_FILE, write_reports
 
@@ -27,17 +29,27 @@ def analyze(run_dir: Path, write: bool, as_json: bool) -> int:
     """
     if not run_dir.is_dir():
         raise HistoryError(f"{run_dir}: no such folder: give the folder of a run, such as runs/latest")
-    stored = read_results(run_dir / RESULTS_FILE) if (run_dir / RESULTS_FILE).exists() else None
-    interrupted = stored.interrupted if stored is not None else False
-    result = judge_run(run_dir, read_options(run_dir), interrupted)
+    result = judge_run(run_dir, read_options(run_dir))
     if write:
         write_reports(run_dir, result)
-    if as_json:
-        click.echo(json.dumps({"exit_code": result.exit_code, **to_json(result)}))
-        return result.exit_code
-    print_run(result, run_dir)
-    if stored is not None and not write:
-        before = {cell.id: cell for cell in stored.cells}
-        changed = [cell.id for cell in result.cells if before.get(cell.id) != cell]
-        click.echo(f"Judged differently from {RESULTS_FILE}: {', '.join(changed) or 'nothing'}.")
+    with printing() as console:
+        if as_json:
+            click.echo(json.dumps({"exit_code": result.exit_code, **to_json(result)}))
+            return result.exit_code
+        print_run(result, run_dir, console)
+        if not write:
+            click.echo(_compared(run_dir / RESULTS_FILE, result))
     return result.exit_code
+
+
+def _compared(path: Path, result: RunResult) -> str:
+    """What differs from the stored results. That they are missing or damaged says nothing about the history."""
+    if not path.exists():
+        return f"There is no {path.name} to compare with: --write makes it."
+    try:
+        stored = read_results(path)
+    except BrokenResultsError as error:
+        return f"Not compared with {error}"
+    before, after = ({cell.id: cell for cell in cells} for cells in (stored.cells, result.cells))
+    changed = [cell_id for cell_id in {**before, **after} if before.get(cell_id) != after.get(cell_id)]
+    return f"Judged differently from {path.name}: {', '.join(changed) or 'nothing'}."

@@ -15,9 +15,9 @@ from reports.terminal import print_run
 from reports.write import write_reports
 
 
-def finish(run_dir: Path, runs_dir: Path, options: Options, *, interrupted: bool, as_json: bool) -> int:
+def finish(run_dir: Path, runs_dir: Path, options: Options, *, as_json: bool) -> int:
     """Judge the history in `run_dir` and report. Returns the exit code."""
-    result = judge_run(run_dir, options, interrupted)
+    result = judge_run(run_dir, options)
     write_reports(run_dir, result)
     point_latest(runs_dir, run_dir)
     with printing() as console:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
 
-from faults.registry import FAULTS
+from engine.connectors.registry import CONNECTORS
+from engine.extensions import Registry
+from faults.registry import FAULTS, moments_of
 from harness.commands.options import json_output
 from harness.commands.output import printing
+from harness.plugins import refuse, usable
 from harness.targets import TARGETS
 from scenarios.loader import load_scenarios
 from scenarios.words import Policy
@@ -19,7 +23,7 @@ from scenarios.words import Policy
 
 @click.group("list")
 def list_group() -> None:
-    """List scenarios, faults, policies or targets."""
+    """List scenarios, faults, policies, targets or connectors."""
 
 
 def _print(rows: list[dict[str, str]], as_json: bool) -> None:
@@ -53,25 +57,21 @@ def scenarios(paths: tuple[Path, ...], as_json: bool) -> None:
 @json_output
 def faults(as_json: bool) -> None:
     """The fault kinds, their parameters and the moments they can act at."""
+    found, problems = usable(FAULTS)
     rows = []
-    for kind, fault in sorted(FAULTS.items()):
-        schema = fault.params_model.model_json_schema()
-        own = [name for name in schema["properties"] if name not in ("kind", "when")]
-        moments = schema["$defs"][_when(schema)]["properties"]["at"]
-        at = moments.get("enum") or [moments["const"]]
+    for fault in found:
+        params = fault.thing.params_model
         rows.append(
             {
-                "kind": kind,
-                "at": ", ".join(at),
-                "parameters": ", ".join(own) or "none",
-                "summary": (inspect.getdoc(fault) or "").splitlines()[0],
+                "kind": fault.name,
+                "at": ", ".join(moments_of(params)),
+                "parameters": ", ".join(name for name in params.model_fields if name not in ("kind", "when")) or "none",
+                "summary": (inspect.getdoc(fault.thing) or "").splitlines()[0],
+                "from": fault.distribution,
             }
         )
     _print(rows, as_json)
-
-
-def _when(schema: dict[str, dict[str, dict[str, str]]]) -> str:
-    return schema["properties"]["when"]["$ref"].rpartition("/")[2]
+    refuse(problems)
 
 
 @list_group.command()
@@ -95,4 +95,17 @@ def policies(as_json: bool) -> None:
 @json_output
 def targets(as_json: bool) -> None:
     """The targets that scenarios can run on."""
-    _print([{"target": name, "summary": target.summary} for name, target in sorted(TARGETS.items())], as_json)
+    _named("target", TARGETS, as_json)
+
+
+@list_group.command()
+@json_output
+def connectors(as_json: bool) -> None:
+    """The connectors that can move the KV of scenarios."""
+    _named("connector", CONNECTORS, as_json)
+
+
+def _named(column: str, registry: Registry[Any], as_json: bool) -> None:
+    found, problems = usable(registry)
+    _print([{column: item.name, "summary": item.thing.summary, "from": item.distribution} for item in found], as_json)
+    refuse(problems)

@@ -27,4 +27,4 @@ def merge(run_dirs: tuple[Path, ...], runs_dir: Path, as_json: bool) -> int:
     merged = merge_runs(run_dirs)
     run_dir = create(runs_dir, merged.options, merged.plan, None, ["kvchaos", *sys.argv[1:]], datetime.now(UTC))
     merged.write(run_dir)
-    return finish(run_dir, runs_dir, merged.options, interrupted=False, as_json=as_json)
+    return finish(run_dir, runs_dir, merged.options, as_json=as_json)

@@ -13,14 +13,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from engine.connectors import DEFAULT_CONNECTOR
+from harness.commands.choices import connector_option, target_option
 from harness.commands.finish import finish
 from harness.commands.options import json_output, runs_dir_option, scenario_paths
+from harness.commands.output import printing
 from harness.errors import PlanError
 from harness.plan import Cell, plan_cells
 from harness.rundir import Options, create
 from harness.runner import run_cells
 from harness.shards import Shard, with_repeats
-from harness.targets import TARGETS
+from harness.targets import TARGETS, takes_connector
 from reports.text import counted
 from scenarios.loader import load_scenarios
 from scenarios.schema import Scenario
@@ -29,7 +32,8 @@ from scenarios.words import Policy
 
 @click.command()
 @scenario_paths
-@click.option("--target", type=click.Choice(sorted(TARGETS)), default="sim", show_default=True, help="Where to run.")
+@target_option
+@connector_option
 @click.option(
     "--policy",
     "policies",
@@ -58,6 +62,7 @@ from scenarios.words import Policy
 def run(
     paths: tuple[Path, ...],
     target: str,
+    connector: str,
     policies: tuple[str, ...],
     seed: int,
     jobs: int,
@@ -72,27 +77,30 @@ def run(
     Each scenario runs under each policy, with a clean twin in which the fault does nothing. Histories, results.json,
     junit.xml, summary.md and report.html are left in a folder below --runs-dir.
     """
+    if connector != DEFAULT_CONNECTOR and not takes_connector(TARGETS[target]):
+        raise PlanError(f"target {target} has its own way to move KV: leave out --connector {connector}")
     scenarios = load_scenarios(paths)
     wanted = tuple(Policy(policy) for policy in policies) or tuple(Policy)
     part = Shard.parse(shard) if shard is not None else None
-    planned = plan_cells(scenarios, wanted, seed, TARGETS[target].provides, provenance)
+    planned = plan_cells(scenarios, wanted, seed, TARGETS[target].provides, provenance, connector)
     planned = with_repeats(planned, repeat, seed)
     cells = planned if part is None else [cell for cell in planned if part.holds(cell)]
     if not planned:
         raise PlanError(f"none of the {len(scenarios)} scenarios runs under --policy {', '.join(wanted)}")
     if not cells:
         raise PlanError(f"--shard {shard} holds none of the {len(planned)} cells: use fewer shards")
-    options = Options(_name(paths), target, seed, wanted, _sources(paths, scenarios), provenance)
+    options = Options(_name(paths), target, seed, wanted, _sources(paths, scenarios), provenance, connector)
     run_dir = create(
         runs_dir, options, [cell.id for cell in planned], shard, ["kvchaos", *sys.argv[1:]], datetime.now(UTC)
     )
     started = time.perf_counter()
     with _progress(len(cells)) as advance:
-        finished, interrupted = run_cells(cells, target, run_dir, jobs, advance)
+        finished, _ = run_cells(cells, target, run_dir, jobs, advance)
     took = time.perf_counter() - started
     if not as_json:
-        click.echo(f"{counted(len(finished), 'cell')} in {took:.1f} s ({len(finished) / took:.0f} a second)")
-    return finish(run_dir, runs_dir, options, interrupted=interrupted, as_json=as_json)
+        with printing():
+            click.echo(f"{counted(len(finished), 'cell')} in {took:.1f} s ({len(finished) / took:.0f} a second)")
+    return finish(run_dir, runs_dir, options, as_json=as_json)
 
 
 def _name(paths: tuple[Path, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from harness.diagnosis.compare import Bytes, Comparison, Mask
+from harness.diagnosis.compare import Bytes, Comparison, sample_of
 from harness.diagnosis.finding import Finding, place, row_text
 from harness.diagnosis.words import count, joined
 
@@ -40,7 +40,7 @@ def describe_bits(cmp: Comparison, rows: list[list[int]], before: Bytes, after: 
     if total > MOST_NAMED:
         named.append(f"{total - MOST_NAMED} more")
     meanings = {_meaning(at, bit) for _, at, bit in flips} if cmp.half % 2 == 0 else set()
-    note = f" ({'each ' if total > 1 else ''}{meanings.pop()} of a 16-bit float)" if len(meanings) == 1 else ""
+    note = f" ({'each ' if total > 1 else ''}{meanings.pop()})" if len(meanings) == 1 else ""
     return f"{count(total, 'bit')} {'is' if total == 1 else 'are'} flipped: {joined(named)}{note}"
 
 
@@ -53,48 +53,39 @@ def _meaning(byte: int, bit: int) -> str:
     """What a bit of a little-endian bf16 or fp16 means, as far as both agree."""
     place_in_element = byte % 2 * 8 + bit
     if place_in_element == 15:
-        return "the sign"
+        return "the sign of a 16-bit float"
     if place_in_element >= 10:
-        return "an exponent bit"
+        return "an exponent bit of a 16-bit float"
     if place_in_element >= 7:
-        return "an exponent bit if it is bf16, a fraction bit if it is fp16,"
-    return "a fraction bit"
+        return "an exponent bit of a bf16, a fraction bit of an fp16"
+    return "a fraction bit of a 16-bit float"
 
 
 def same_bit(cmp: Comparison) -> list[Finding]:
     """One bit of every 16-bit element of some rows is flipped, or stuck at 0 or 1."""
     if cmp.half % 2:
         return []
-    sample = _sample(cmp.wrong)
+    sample = sample_of(cmp.wrong, _SAMPLE)
     before, after = _elements(cmp.producer_rows(sample)), _elements(cmp.consumer_rows(sample))
     mask = _one_bit(before, after)
     if mask is None:
         return []
     before, after = _elements(cmp.producer_rows(cmp.wrong)), _elements(cmp.consumer_rows(cmp.wrong))
     changes = {"flipped": before ^ mask, "set": before | mask, "cleared": before & ~mask}
-    for verb, predicted in changes.items():
-        right = (predicted == after).all(axis=1)
-        if right.any() and predicted.size > 1:
-            explained = np.zeros_like(cmp.wrong)
-            explained[cmp.wrong] = right
-            where = place(cmp, explained)
-            bit = int(mask).bit_length() - 1
-            name = "the sign bit" if bit == 15 else f"bit {bit}"
-            text = f"{name} of every 16-bit element is {verb}{where.text()}"
-            return [Finding("same_bit", text, 1 + where.cost, explained)]
-    return []
+    right = {verb: (predicted == after).all(axis=1) for verb, predicted in changes.items()}
+    verb = max(right, key=lambda verb: np.count_nonzero(right[verb]))
+    if not right[verb].any():
+        return []
+    explained = np.zeros_like(cmp.wrong)
+    explained[cmp.wrong] = right[verb]
+    where = place(cmp, explained)
+    bit = int(mask).bit_length() - 1
+    name = "the sign bit" if bit == 15 else f"bit {bit}"
+    return [Finding("same_bit", f"{name} of every 16-bit element is {verb}{where.text()}", 1 + where.cost, explained)]
 
 
 def _elements(rows: Bytes) -> npt.NDArray[np.uint16]:
     return np.ascontiguousarray(rows).view("<u2")
-
-
-def _sample(rows: Mask) -> Mask:
-    """Some of these rows, evenly spread."""
-    chosen = np.zeros_like(rows)
-    found = np.flatnonzero(rows)
-    chosen.reshape(-1)[found[:: max(1, len(found) // _SAMPLE)]] = True
-    return chosen
 
 
 def _one_bit(before: npt.NDArray[np.uint16], after: npt.NDArray[np.uint16]) -> np.uint16 | None:

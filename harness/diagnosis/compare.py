@@ -53,12 +53,12 @@ class Comparison:
 
     @property
     def num_tokens(self) -> int:
-        return self.wrong.shape[3]
+        return int(self.wrong.shape[3])
 
     @property
     def half(self) -> int:
         """Bytes a row."""
-        return self.consumer.kv.shape[3] // 2
+        return int(self.consumer.kv.shape[3]) // 2
 
     @cached_property
     def total(self) -> int:
@@ -102,6 +102,13 @@ class Comparison:
         """D's bytes of these rows, in order: uint8 [n, half]."""
         return _picked(_split(self.consumer, self.first, self.num_tokens), rows)
 
+    def consumer_layer(self, layer: int, mask: Mask) -> Bytes:
+        """D's bytes of these rows of a layer, bool [H, 2, T], or of these tokens, bool [H, 1, T]: K, then V."""
+        head, part, token = np.nonzero(mask)
+        if mask.shape[1] == 1:
+            return np.asarray(self.consumer.kv[layer, head, token + self.first - self.consumer.first_token])
+        return np.asarray(_split(self.consumer, self.first, self.num_tokens)[layer, head, token, part])
+
     def producer_rows(self, rows: Mask) -> Bytes:
         """P's bytes of these rows, in order: uint8 [n, half]."""
         return _picked(_split(self.producer, self.first, self.num_tokens), rows)
@@ -110,7 +117,8 @@ class Comparison:
         """The bytes of one row of the table: uint8 [half]."""
         source, token = self.sources[self.source_of[index]], int(self.token_of[index])
         data = source.kv[layer, head, token - source.first_token]
-        return data[part * self.half : (part + 1) * self.half]
+        row: Bytes = data[part * self.half : (part + 1) * self.half]
+        return row
 
 
 def compare(producer: KVBlocks, consumer: KVBlocks, others: Mapping[str, KVBlocks]) -> Comparison:
@@ -173,6 +181,14 @@ def _picked(split: Bytes, rows: Mask) -> Bytes:
     return split[layer, head, token, part]
 
 
+def sample_of(rows: Mask, most: int) -> Mask:
+    """About this many of these rows, evenly spread."""
+    chosen = np.zeros_like(rows)
+    found = np.flatnonzero(rows)
+    chosen.reshape(-1)[found[:: -(-len(found) // most)]] = True
+    return chosen
+
+
 def as_words(rows: Bytes) -> npt.NDArray[Any]:
     """The same bytes as the widest unsigned words that fill a row: [..., words]."""
     width = next(width for width in (8, 4, 2, 1) if rows.shape[-1] % width == 0)
@@ -214,11 +230,10 @@ def _count(flags: Mask) -> Ints:
     """How many are set in each row of bool [n, half]: by words, as numpy counts bytes slowly."""
     size = flags.shape[1]
     if size % 8 or size > 8 * 255:
-        return flags.sum(axis=1)
+        return np.asarray(flags.sum(axis=1))
     lanes = flags.view("<u8").sum(axis=1, dtype=np.uint64)
     pairs = (lanes & np.uint64(0x00FF00FF00FF00FF)) + ((lanes >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF))
-    summed = (pairs * np.array(0x0001000100010001, np.uint64)) >> np.uint64(48)
-    return summed.astype(np.int64)
+    return np.asarray(((pairs * np.array(0x0001000100010001, np.uint64)) >> np.uint64(48)).astype(np.int64))
 
 
 def _fill_in(ids: Ids, d: Bytes, wrong: Mask) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from harness.diagnosis.compare import Bytes, Comparison, Mask
+from harness.diagnosis.compare import Comparison, Mask
 from harness.diagnosis.finding import Finding, Place, place
 from harness.diagnosis.words import numbered
+
+_Words = tuple[npt.NDArray[Any], Mask]
 
 PERIOD = 8
 MOST_PATTERNS = 4
@@ -43,38 +47,40 @@ def shortest(pattern: bytes) -> bytes:
 
 
 def find_fills(cmp: Comparison) -> list[Fill]:
-    """Patterns among the differing rows, the most frequent first."""
+    """Patterns among the differing rows, the most frequent first; then those that only whole tokens repeat."""
     period = gcd(cmp.half, PERIOD)
-    fills = _by_pattern(cmp.wrong, cmp.consumer_rows(cmp.wrong), period)
-    if period == PERIOD or gcd(cmp.half * 2, PERIOD) == period:
+    fills = _by_pattern(cmp.wrong, _periodic(cmp, cmp.wrong, period), cmp.half)
+    longer = gcd(cmp.half * 2, PERIOD)
+    if period == longer:
         return fills
-    rest = cmp.wrong.copy()
-    for fill in fills:
-        rest &= ~fill.rows
-    # A row is no whole number of patterns, but a token is.
-    tokens = np.repeat(rest.any(axis=2, keepdims=True), 2, axis=2)
-    data = [cmp.consumer_rows(tokens & _part(tokens, part)) for part in (0, 1)]
-    whole = _by_pattern(tokens[:, :, :1], np.concatenate(data, axis=1), gcd(cmp.half * 2, PERIOD))
-    return fills + [Fill(fill.pattern, np.repeat(fill.rows, 2, axis=2) & cmp.wrong) for fill in whole]
+    tokens: Mask = np.any(cmp.wrong, axis=2, keepdims=True)
+    whole = _by_pattern(tokens, _periodic(cmp, tokens, longer), cmp.half * 2)
+    longer_ones = [fill for fill in whole if len(shortest(fill.pattern)) > period]
+    return fills + [Fill(fill.pattern, np.repeat(fill.rows, 2, axis=2) & cmp.wrong) for fill in longer_ones]
 
 
-def _part(like: Mask, part: int) -> Mask:
-    chosen = np.zeros_like(like)
-    chosen[:, :, part] = True
-    return chosen
+def _periodic(cmp: Comparison, mask: Mask, period: int) -> _Words:
+    """The first word of each of these rows (or tokens, where the mask has one part), and whether it repeats."""
+    first, repeats = [], []
+    for layer in range(len(mask)):  # as much as fits in the processor's cache
+        data = cmp.consumer_layer(layer, mask[layer])
+        words = np.ascontiguousarray(data).view(f"<u{period}")
+        first.append(words[:, 0])
+        repeats.append((words == words[:, :1]).all(axis=1))
+    return np.concatenate(first), np.concatenate(repeats)
 
 
-def _by_pattern(mask: Mask, data: Bytes, period: int) -> list[Fill]:
-    words = np.ascontiguousarray(data).view(f"<u{period}")
-    periodic = np.flatnonzero(words[:, 0] == words[:, -1])
-    periodic = periodic[(words[periodic] == words[periodic][:, :1]).all(axis=1)]
-    values, inverse, counts = np.unique(words[periodic][:, 0], return_inverse=True, return_counts=True)
+def _by_pattern(mask: Mask, words: _Words, size: int) -> list[Fill]:
+    first, repeats = words
+    periodic = np.flatnonzero(repeats)
+    values, inverse, counts = np.unique(first[periodic], return_inverse=True, return_counts=True)
     fills = []
     for number in np.argsort(-counts, kind="stable")[:MOST_PATTERNS]:
         pattern = values[number].tobytes()
-        if words.shape[1] == 1 and counts[number] < _ROWS_OF_ONE_WORD and len(shortest(pattern)) == period:
+        alone = len(pattern) == size and len(shortest(pattern)) == size
+        if alone and counts[number] < _ROWS_OF_ONE_WORD:
             continue
-        where = np.zeros(len(data), bool)
+        where = np.zeros(len(first), bool)
         where[periodic[inverse == number]] = True
         rows = np.zeros_like(mask)
         rows[mask] = where
@@ -97,30 +103,30 @@ def filled(cmp: Comparison, fills: list[Fill]) -> list[Finding]:
     """A finding for each pattern."""
     findings = []
     for fill in fills:
-        where = place(cmp, fill.rows, around=None)
+        where = place(cmp, fill.rows)
         if not where.is_box:
             where = place(cmp, fill.rows, around=holds(cmp, fill, ~cmp.wrong))
-        zeros = not any(fill.pattern)
-        missing = _missing(where)
+        missing = not_copied(where, fill.text)
         if missing:
-            kind, text, cost = "not_copied", f"{missing} was not copied and holds {fill.text}", 1.0
+            findings.append(Finding("not_copied", missing, 1, fill.rows))
         else:
-            kind, text, cost = "zeros" if zeros else "pattern", _text(where, fill.text), 1.5 + where.cost
-        findings.append(Finding(kind, text, cost, fill.rows))
+            kind = "pattern" if any(fill.pattern) else "zeros"
+            findings.append(Finding(kind, _text(where, fill.text), 1.5 + where.cost, fill.rows))
     return findings
 
 
 def _text(where: Place, what: str) -> str:
-    if where.all_tokens:
-        return f"{'every token' if where.is_box else 'part of the tokens'} holds {what}{where.text()}"
-    tokens = numbered("token", where.tokens.tolist())
-    verb = "hold" if len(where.tokens) > 1 else "holds"
-    if not where.is_box:
-        return f"parts of {tokens} {'hold' if len(where.tokens) > 1 else 'hold'} {what}{where.text(tokens=False)}"
-    return f"{tokens} {verb} {what}{where.text(tokens=False)}"
+    tokens = "every token" if where.all_tokens else numbered("token", where.tokens.tolist())
+    if where.is_box:
+        verb = "holds" if where.all_tokens or len(where.tokens) == 1 else "hold"
+        return f"{tokens} {verb} {what}{where.text(tokens=False)}"
+    return f"parts of {tokens} hold {what}{' in ' * bool(where.planes)}{', '.join(where.planes)}"
 
 
-def _missing(where: Place) -> str:
-    """The layer, head or part of which nothing arrived, if that is what the rows are."""
-    single = where.planes.startswith(("layer ", "head ", "K", "V")) and not {",", "a"} & set(where.planes[5:])
-    return where.planes if where.all_tokens and where.is_box and single else ""
+def not_copied(where: Place, what: str) -> str:
+    """That layers, heads or parts did not arrive, if the rows are all that these have; "" otherwise."""
+    if not where.all_tokens or not where.is_box or len(where.planes) != 1:
+        return ""
+    (missing,) = where.planes
+    several = missing.startswith(("layers", "heads"))
+    return f"{missing} {'were' if several else 'was'} not copied and {'hold' if several else 'holds'} {what}"

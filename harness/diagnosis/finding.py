@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.diagnosis.compare import PARTS, Comparison, Ids, Ints, Mask
-from harness.diagnosis.words import joined, numbered
+from harness.diagnosis.words import numbered
 
 # What a row (layer, head, K or V, compared token) is said to hold: (layer, head, K or V, index in the table), or None.
 RowSource = Callable[[tuple[int, int, int, int]], "tuple[int, int, int, int] | None"]
@@ -93,31 +93,35 @@ def fit_cells(cmp: Comparison, predicted: Ids, known: Mask, axes: tuple[int, ...
     right = (predicted == cmp.ids) & known
     hits = cells(right & cmp.wrong)
     good = (cells(~right & known & ~cmp.wrong) == 0) & (hits > 0) & (2 * hits >= cells(cmp.wrong & known))
-    if not good.any():
-        return None
+    if good.any():  # where nothing is known it may be as well
+        good |= (cells(cmp.wrong) > 0) & (cells(known) == 0)
     idle = cells((predicted != cmp.own_ids) & known) == 0
     affected = np.broadcast_to(np.repeat(good, lengths, axis=3), cmp.wrong.shape)
-    return Fit(
-        explained=right & cmp.wrong & affected,
-        excused=cmp.wrong & ~known & affected,
-        affected=affected,
-        whole=bool((good | idle).all()),
-    )
+    explained, excused = right & cmp.wrong & affected, cmp.wrong & ~known & affected
+    if not explained.any() or cmp.bytes_of(excused) > cmp.bytes_of(explained):
+        return None
+    return Fit(explained, excused, affected, whole=bool((good | idle).all()))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where rows are, in words: `planes` is "" for all of them, and `is_box` whether they are all of those planes and
-    tokens."""
+    """Where rows are, in words.
 
-    planes: str
+    Attributes:
+        planes: of which layers, heads and parts, an item for each of the three that is not there whole.
+        tokens: positions in the request.
+        all_tokens: they are all of the compared tokens.
+        is_box: the rows are all of those planes in all of those tokens.
+    """
+
+    planes: tuple[str, ...]
     tokens: Ints
     all_tokens: bool
     is_box: bool
 
     def text(self, tokens: bool = True) -> str:
-        """ in layer 0, tokens 16 to 31; "" for everywhere."""
-        parts = [self.planes] if self.planes else []
+        """As in " in layer 0, tokens 16 to 31"; "" for everywhere."""
+        parts = list(self.planes)
         if tokens and not self.all_tokens:
             parts.append(numbered("token", self.tokens.tolist()))
         if not parts:
@@ -132,10 +136,10 @@ class Place:
 def place(cmp: Comparison, rows: Mask, around: Mask | None = None) -> Place:
     """Where these rows are. `around`: rows that may be counted to them, so that they fill a box."""
     tokens = rows.any(axis=(0, 1, 2))
-    planes = rows.any(axis=3)
+    planes: Mask = np.any(rows, axis=3)
     filled = rows if around is None else rows | around
     return Place(
-        planes=planes_text(cmp, planes),
+        planes=planes_texts(cmp, planes),
         tokens=cmp.tokens[tokens],
         all_tokens=bool(tokens.all()),
         is_box=bool(filled[np.ix_(*axes_of(planes))][..., tokens].all()),
@@ -151,17 +155,16 @@ def axes_of(planes: Mask) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def planes_text(cmp: Comparison, planes: Mask) -> str:
-    """layer 0, head 1, V; "" for all layers, heads and parts."""
-    chosen = axes_of(planes)
-    parts = [
-        numbered(noun, (names[index] for index in indexes))
-        for noun, names, indexes in zip(("layer", "head"), (layer_names(cmp), head_names(cmp)), chosen[:2], strict=True)
-        if len(indexes) < len(names)
-    ]
-    if len(chosen[2]) < len(PARTS):
-        parts.append(joined([PARTS[part] for part in chosen[2]]))
-    return ", ".join(parts)
+def planes_texts(cmp: Comparison, planes: Mask) -> tuple[str, ...]:
+    """As in ("layer 0", "head 1", "V"); () for all layers, heads and parts."""
+    layers, heads, parts = axes_of(planes)
+    texts = []
+    for noun, names, indexes in (("layer", layer_names(cmp), layers), ("head", head_names(cmp), heads)):
+        if len(indexes) < len(names):
+            texts.append(numbered(noun, (names[index] for index in indexes)))
+    if len(parts) < len(PARTS):
+        texts.append(PARTS[parts[0]])
+    return tuple(texts)
 
 
 def layer_names(cmp: Comparison) -> tuple[int, ...]:
@@ -174,7 +177,7 @@ def head_names(cmp: Comparison) -> tuple[int, ...]:
 
 
 def row_text(cmp: Comparison, row: tuple[int, int, int, int]) -> str:
-    """V of token 24, layer 0, head 1."""
+    """V of token 24 (layer 0, head 1)."""
     layer, head, part, token = row
     where = f"layer {layer_names(cmp)[layer]}, head {head_names(cmp)[head]}"
-    return f"{PARTS[part]} of token {cmp.first + token}, {where}"
+    return f"{PARTS[part]} of token {cmp.first + token} ({where})"

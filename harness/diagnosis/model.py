@@ -53,7 +53,7 @@ class KVBlocks:
     @property
     def end(self) -> int:
         """Position in the request after the last token."""
-        return self.first_token + self.kv.shape[2]
+        return self.first_token + int(self.kv.shape[2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,16 @@ def spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """0 to 3, 5 and 7 to 9. Two neighbours stay two: 0 and 1."""
-    items = []
+    items: list[tuple[str, int]] = []  # each with how many numbers it stands for
     for first, last in spans(numbers):
         if last - first < 2:
-            items += [str(number) for number in range(first, last + 1)]
+            items += [(str(number), 1) for number in range(first, last + 1)]
         else:
-            items.append(f"{first} to {last}")
-    return joined(items)
+            items.append((f"{first} to {last}", last - first + 1))
+    texts = [text for text, _ in items]
+    if len(items) > MOST_ITEMS:
+        texts = [*texts[: MOST_ITEMS - 1], f"{sum(size for _, size in items[MOST_ITEMS - 1 :]):,} more"]
+    return joined(texts)
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:

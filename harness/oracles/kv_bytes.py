@@ -76,6 +76,8 @@ class BytesOracle:
 
     def _sums(self, kv: npt.NDArray[np.uint8], first_token: int) -> list[str]:
         layers, _, tokens, _ = kv.shape
+        if not tokens:
+            return []
         whole_blocks = np.pad(kv, ((0, 0), (0, 0), (0, -tokens % self._grid), (0, 0)))
         sums = block_checksums(
             whole_blocks,

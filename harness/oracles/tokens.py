@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from engine.config import EngineConfig, KVDtype, preset
 from engine.core import EngineCore
+from engine.numerics import MAX_CONTEXT
 from engine.proxy import Prompt
 from engine.request import Request
 
@@ -16,7 +17,15 @@ def oracle_tokens(
     model: str, kv_dtype: KVDtype, model_seed: int, prompts: tuple[Prompt, ...]
 ) -> Mapping[str, tuple[int, ...]]:
     """The tokens of every prompt, by request id. Cached: cells of one workload share it."""
-    config = EngineConfig("oracle", preset(model), seed=model_seed, kv_dtype=kv_dtype, num_blocks=512)
+    block_size = 16
+    config = EngineConfig(
+        "oracle",
+        preset(model),
+        seed=model_seed,
+        kv_dtype=kv_dtype,
+        block_size=block_size,
+        num_blocks=MAX_CONTEXT // block_size + 1,
+    )
     engine = EngineCore(config)
     tokens: dict[str, tuple[int, ...]] = {}
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""What a target is: something that runs a cell and writes its history."""
+"""What a target is: something that runs a cell and writes its history. docs/extending.md shows how to add one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.plan import Cell
 
 
 class Target(Protocol):
-    """Runs one cell at a time."""
+    """Runs one cell at a time. One that runs cells with the connector that they name sets `takes_connector = True`."""
 
     @property
     def name(self) -> str: ...

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from engine.errors import StartupError
 from engine.request import RequestOutput
-from engine.seams import SEAMS
+from engine.seams import SEAMS, Seams
 from faults.base import Evidence, FaultContext
 from faults.levers import CLOCK, COMPETITORS, Levers
 from faults.registry import FAULTS
 from harness.errors import CheckerError
 from harness.guard import GuardedSeams
-from harness.history import History
+from harness.history import History, error_text
 from harness.oracles.bookkeeping import BookkeepingOracle
 from harness.oracles.kv_bytes import BytesOracle
 from harness.oracles.provenance import ProvenanceOracle
@@ -29,6 +30,11 @@ class SimTarget:
     name = "sim"
     summary = "both engines in one process, virtual time, one seeded sequence of choices"
     provides = frozenset(SEAMS) | {CLOCK, COMPETITORS}
+    takes_connector = True
+
+    def __init__(self, watch: Callable[[Seams], None] | None = None) -> None:
+        """`watch` hangs more handlers on the seams of every cell, after all others."""
+        self._watch = watch
 
     def run(self, cell: Cell, history: History) -> None:
         """Run the cell and write its history."""
@@ -36,6 +42,7 @@ class SimTarget:
             "cell",
             id=cell.id,
             target=self.name,
+            connector=cell.connector,
             scenario=cell.scenario.to_plain(),
             policy=str(cell.policy),
             role=str(cell.role),
@@ -76,7 +83,7 @@ class SimTarget:
         except CheckerError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the engine raises is a finding
-            history.add("engine.crashed", error=f"{type(error).__name__}: {error}")
+            history.add("engine.crashed", error=error_text(error))
         for kind, context in contexts:
             history.add("fault.done", fault=kind, request=context.request_id, evidence=len(context.evidence))
         self._bookkeeping.finish()
@@ -98,12 +105,15 @@ class SimTarget:
         def note(evidence: Evidence) -> None:
             history.add("evidence", t=world.clock.now, **plain_evidence(evidence))
 
+        requests = {load: request_id(load) for load in range(1, cell.scenario.workload.requests + 1)}
         contexts = []
         for index, params in enumerate(cell.scenario.faults):
             rng = random.Random(derive(cell.seed, index))
-            context = FaultContext(request_id(params.when.load), rng, levers, notify=note)
+            context = FaultContext(request_id(params.when.load), rng, levers, notify=note, requests=requests)
             FAULTS[params.kind](params, context).attach(seams)
             contexts.append((params.kind, context))
+        if self._watch is not None:
+            self._watch(seams)
         return contexts
 
 

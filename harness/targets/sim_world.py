@@ -13,9 +13,10 @@ from functools import partial
 
 from engine.clock import VirtualClock
 from engine.config import EngineConfig, preset
+from engine.connectors.base import SchedulerConnector
 from engine.connectors.fabric import Fabric
-from engine.connectors.pull import PullScheduler
-from engine.core import EngineCore, pull_engine
+from engine.connectors.registry import CONNECTORS
+from engine.core import EngineCore, connected_engine
 from engine.proxy import Prompt, Proxy
 from engine.request import Request, RequestOutput
 from engine.seams import Seams
@@ -36,15 +37,19 @@ def request_id(load: int) -> str:
 
 
 def make_prompts(scenario: Scenario, data_seed: int) -> tuple[Prompt, ...]:
-    """The workload's prompts: random bytes, lengths within `prompt_tokens`, after a shared prefix if there is one."""
+    """The workload's prompts: random bytes, lengths within `prompt_tokens`, after a shared prefix if there is one.
+
+    With `identical_prompts` all are the first.
+    """
     workload = scenario.workload
     rng = random.Random(data_seed)
     prefix = [rng.randrange(BOS) for _ in range(workload.shared_prefix_tokens)]
-    prompts = []
+    prompts: list[Prompt] = []
     for load in range(1, workload.requests + 1):
         length = rng.randint(*workload.prompt_tokens)
         own = [rng.randrange(BOS) for _ in range(length - len(prefix))]
-        prompts.append(Prompt(request_id(load), (*prefix, *own), workload.output_tokens))
+        tokens = prompts[0].token_ids if workload.identical_prompts and prompts else (*prefix, *own)
+        prompts.append(Prompt(request_id(load), tokens, workload.output_tokens))
     return tuple(prompts)
 
 
@@ -73,7 +78,7 @@ def engine_config(cell: Cell, engine_id: str, side: EngineTopology) -> EngineCon
 class SimClock:
     """The clock lever: leases of the producer."""
 
-    leases: PullScheduler
+    leases: SchedulerConnector
 
     def end_lease(self, request_id: str) -> bool:
         if not self.leases.holds_lease(request_id):
@@ -120,11 +125,11 @@ class SimWorld:
         self._on_output = on_output
         self.clock = VirtualClock()
         self.fabric = Fabric(seams)
-        self.producer = pull_engine(
-            engine_config(cell, PRODUCER, scenario.topology.producer), seams, self.clock, self.fabric
-        )
-        self.consumer = pull_engine(
-            engine_config(cell, CONSUMER, scenario.topology.consumer), seams, self.clock, self.fabric
+        self.producer, self.consumer = (
+            connected_engine(
+                CONNECTORS[cell.connector], engine_config(cell, name, side), seams, self.clock, self.fabric
+            )
+            for name, side in ((PRODUCER, scenario.topology.producer), (CONSUMER, scenario.topology.consumer))
         )
         self.prompts = make_prompts(scenario, cell.data_seed)
         self._arrivals = list(self.prompts)
@@ -146,10 +151,10 @@ class SimWorld:
         ]
 
     @property
-    def leases(self) -> PullScheduler:
+    def leases(self) -> SchedulerConnector:
         connector = self.producer.connector
-        if not isinstance(connector, PullScheduler):
-            raise TypeError("the simulated producer has the pull connector")
+        if connector is None:
+            raise TypeError("the simulated producer has a connector")
         return connector
 
     def run(self) -> bool:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from reports.results import CellResult, Evidence, Expected, GroupCoverage, LoadResult, RunResult
+from reports.results import CellResult, Evidence, Expected, GroupCoverage, LoadResult, RunResult, TimelineEvent
 from scenarios.words import NotCheckedReason, Outcome, Policy, Result, Role, Tokens, Truth, VerdictStatus
 
 WANTED = (104, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33, 32, 58, 41, 10)
@@ -75,6 +75,7 @@ def cell(
     expect: Expected | None = None,
     others: Expected | None = None,
     summary: str = "One bit of block 3 flips after the transfer and before the verification.",
+    timeline: tuple[TimelineEvent, ...] = (),
 ) -> CellResult:
     touched = Evidence(
         faults[0] if faults else "noop", "load_finished", "req-2", "block 3, layer 0, head 1", "9f2c11", "8b44e0"
@@ -99,11 +100,35 @@ def cell(
         violations=(),
         evidence=(touched,) * bool(faults) if evidence is None else evidence,
         rerun=f"kvchaos run scenarios/{scenario}.yaml --policy {policy} --seed {seed}",
+        timeline=timeline,
     )
 
 
 def run(*cells: CellResult, interrupted: bool = False) -> RunResult:
     return RunResult("smoke", "sim", 7, interrupted, cells)
+
+
+def timeline(number: int, faulted: LoadResult, fault: str) -> tuple[TimelineEvent, ...]:
+    """The story of one faulted load among others, with what the fault did to it on the consumer."""
+    request = f"req-{number}"
+    events = [
+        (12, "producer", "producer.kv_final", "P has computed the prompt"),
+        (12, "producer", "producer.checksummed", "P checksummed 13 blocks"),
+        (14, "producer", "producer.params_leave", "P answered the proxy, with kv_checksums"),
+        (15, "proxy", "proxy.params_pass", "the proxy forwarded the parameters"),
+        (19, "consumer", "consumer.load_scheduled", "D scheduled the load of 13 blocks"),
+        (22, "transfer", "transfer.op_landed", "copy 1 of 104 landed"),
+        (80, "transfer", "transfer.op_landed", "copy 104 of 104 landed"),
+        (80, "transfer", "transfer.completion", "both sides were told that the transfer is done"),
+        (85, "consumer", "consumer.load_finished", "D's worker took the load as finished: 13 blocks"),
+        (85, "fault", "consumer.load_finished", f"{fault}: block 3, layer 0, head 1"),
+        (85, "consumer", "oracle.kv", "bytes oracle: other bytes arrived than P held, in block position 3"),
+        (90, "consumer", "consumer.verified", f"verdict {faulted.verdict}"),
+        (99, "consumer", "answer", f"D answered: {len(faulted.tokens_got)} tokens"),
+    ]
+    told = [TimelineEvent(t, where, event, request, what) for t, where, event, what in events]
+    told.insert(4, TimelineEvent(16, "producer", "producer.kv_final", "req-1", "P has computed the prompt"))
+    return tuple(told)
 
 
 def clean_loads(policy: Policy) -> tuple[LoadResult, ...]:
@@ -122,7 +147,10 @@ def corrupted_load(policy: Policy, verdict: VerdictStatus, reason: str | None = 
         verdict, reason = VerdictStatus.NOT_CHECKED, NotCheckedReason.OFF
     outcome = Outcome.SERVED if verdict is VerdictStatus.VERIFIED else SERVED_AS[policy]
     served = outcome is Outcome.SERVED
-    return load(2, verdict, outcome, reason=reason, faulted=True, corrupted=True, wrong_tokens=served)
+    found = load(2, verdict, outcome, reason=reason, faulted=True, corrupted=True, wrong_tokens=served)
+    return replace(
+        found, damage="layer 0, head 1, tokens 48 to 63", diagnosis=("a write hit one block", "bits flipped")
+    )
 
 
 def smoke_run() -> RunResult:
@@ -160,6 +188,7 @@ def smoke_run() -> RunResult:
                     known_gap=gap,
                     expect=want,
                     summary=f"What {fault} does to load 2 of four.",
+                    timeline=timeline(2, bad, fault),
                 )
             )
     twins = [cell(c.scenario, c.policy, role=Role.TWIN, faults=(), loads=clean_loads(c.policy)) for c in cells]
@@ -191,7 +220,9 @@ def troubled_run() -> RunResult:
 @pytest.fixture
 def build() -> SimpleNamespace:
     """The builders above, for tests that need a run of their own."""
-    return SimpleNamespace(load=load, cell=cell, run=run, clean_loads=clean_loads, corrupted_load=corrupted_load)
+    return SimpleNamespace(
+        load=load, cell=cell, run=run, clean_loads=clean_loads, corrupted_load=corrupted_load, timeline=timeline
+    )
 
 
 @pytest.fixture

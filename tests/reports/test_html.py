@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections import Counter
 from dataclasses import replace
@@ -11,11 +13,12 @@ import pytest
 
 from reports import html
 from reports.html import report_html
+from reports.results import TimelineEvent
 from reports.summary import headline_lines
 from scenarios.words import Policy, Result, Role
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
-LOADING = {"script", "link", "img", "iframe", "object", "embed", "audio", "video", "source", "svg", "base", "form"}
+LOADING = {"link", "img", "image", "iframe", "object", "embed", "audio", "video", "source", "use", "base", "form"}
 
 
 class Page(HTMLParser):
@@ -24,7 +27,7 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.open, self.tags, self.ids, self.links, self.attributes = [], Counter(), Counter(), [], []
-        self.text, self.headings, self.by_tag = [], [], {}
+        self.text, self.headings, self.raw = [], [], {"style": [], "script": []}
         self.feed(text)
         self.close()
         assert self.open == []
@@ -40,6 +43,8 @@ class Page(HTMLParser):
             self.links.append(known["href"])
         if re.fullmatch("h[1-6]", tag):
             self.headings.append(int(tag[1]))
+        if tag in ("td", "th"):
+            self.text.append(" ")
         if tag not in VOID:
             self.open.append(tag)
 
@@ -47,12 +52,19 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] in self.raw:
+            self.raw[self.open[-1]].append(data)
+        elif self.open:
             self.text.append(data)
 
     @property
     def words(self):
         return " ".join("".join(self.text).split())
+
+
+def content_policy(page):
+    (policy,) = [value for tag, name, value in page.attributes if tag == "meta" and "script-src" in (value or "")]
+    return policy
 
 
 @pytest.fixture
@@ -72,8 +84,21 @@ def test_nothing_is_loaded_from_anywhere(troubled, page):
     text = report_html(troubled)
     assert not LOADING & set(page.tags)
     assert not re.search(r"https?:|//[a-z]|url\(|@import|src=|srcset", text)
-    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
-    assert "default-src 'none'" in text
+    (policy,) = [
+        value for tag, name, value in page.attributes if tag == "meta" and (value or "").startswith("default-src")
+    ]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+
+
+def test_only_the_one_script_and_style_of_the_page_may_run(page):
+    """The policy knows them by digest, so an attribute or an element that something slipped in does nothing."""
+    policy = content_policy(page)
+    for tag in ("style", "script"):
+        assert page.tags[tag] == len(page.raw[tag]) == 1
+        digest = base64.b64encode(hashlib.sha256(page.raw[tag][0].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert not [name for _, name, _ in page.attributes if name == "style" or name.startswith("on")]
 
 
 def test_every_cell_has_a_section_and_a_link_from_its_table(troubled, page):
@@ -102,7 +127,11 @@ def test_what_is_said_in_the_page(troubled, page):
         "target sim has no lever Network",
         "violation: unexplained_verified",
         "none: nothing proves that the fault happened",
-        "13 (0-12)",
+        "compared and equal: 0-2, 4-12",
+        "corrupted and not seen: 3",
+        "Diagnosis of load 2 layer 0, head 1, tokens 48 to 63 What would explain it, best first: a write hit one block",
+        "85 fault req-2 bit_flip: block 3, layer 0, head 1",
+        "Not tested: ",
     ):
         assert part in page.words
 
@@ -115,9 +144,15 @@ def test_hostile_text_stays_text(build):
         nasty, result=Result.FAIL, loads=(load,), why=(nasty,), topology=nasty, faults=(nasty,), known_gap=nasty
     )
     cell = replace(cell, evidence=(touched,), rerun=nasty, incidents=(nasty,), violations=(nasty,), twin=nasty)
+    told = tuple(
+        TimelineEvent(t, where, nasty, nasty, nasty) for t, where in enumerate(("fault", "proxy", "run", nasty))
+    )
+    hurt = replace(load, request_id="other", damage=nasty, diagnosis=(nasty, nasty))
+    cell = replace(cell, loads=(load, hurt), timeline=told)
     text = report_html(replace(build.run(cell, replace(cell, seed=8)), name=nasty, target=nasty))
     page = Page(text)
     assert not LOADING & set(page.tags)
+    assert page.tags["script"] == page.tags["style"] == 1
     assert "<script>alert(1)</script>" in page.words
     assert not set(text) & set("\x00\x1b\u202e\ud800")
     assert text.encode("utf-8")
@@ -181,3 +216,52 @@ def test_token_difference(build, got, wanted, sentence):
     load = replace(build.load(wrong_tokens=True), tokens_got=got, tokens_wanted=wanted)
     words = Page(report_html(build.run(build.cell(loads=(load,))))).words
     assert (sentence in words) if sentence else ("first difference" not in words)
+
+
+def test_what_the_filters_offer_is_what_the_cells_say(troubled, page):
+    offered = {value for tag, name, value in page.attributes if tag == "option" and name == "value"} - {""}
+    said = {
+        word
+        for tag, name, value in page.attributes
+        if tag == "article" and name in ("data-result", "data-policy", "data-fault")
+        for word in value.split()
+    }
+    assert offered == said
+    numbers = {value for tag, name, value in page.attributes if tag == "article" and name == "data-n"}
+    places = [v.split() for tag, name, v in page.attributes if tag == "td" and name == "data-cells"]
+    assert sorted(number for place in places for number in place) == sorted(numbers)
+    assert len(numbers) == len(troubled.cells)
+
+
+def test_without_the_script_there_is_no_filter_and_nothing_hidden(page):
+    hidden = [(tag, name) for tag, name, _ in page.attributes if name == "hidden"]
+    assert hidden == [("div", "hidden")]
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "Diagnosis of load 1 Layer 0. Loads"),
+        (1, "What would explain it: H0. Loads"),
+        (2, "What would explain it, best first: H0. H1. Loads"),
+        (7, "H0. H1. H2. H3. H4. 2 more in results.json. Loads"),
+    ],
+)
+def test_hypotheses_are_shown_in_their_order(build, count, said):
+    load = replace(build.load(), damage="Layer 0.", diagnosis=tuple(f"H{n}." for n in range(count)))
+    assert said in Page(report_html(build.run(build.cell(loads=(load,))))).words
+
+
+def test_evidence_is_cut_and_counted(build):
+    touched = build.cell().evidence[0]
+    many = tuple(replace(touched, what=f"block {n}") for n in range(30))
+    words = Page(report_html(build.run(build.cell(evidence=many)))).words
+    assert "25 more pieces of evidence not shown" in words
+    words = Page(report_html(build.run(build.cell(result=Result.FAIL, evidence=many)))).words
+    assert "not shown" not in words
+
+
+def test_hundreds_of_cells_stay_small(smoke):
+    cells = [replace(c, id=f"{c.id}/{n}", seed=n) for c in smoke.cells for n in range(4)]
+    assert len(cells) == 352
+    assert len(report_html(replace(smoke, cells=tuple(cells))).encode()) < 3_000_000

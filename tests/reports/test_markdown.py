@@ -8,6 +8,7 @@ import pytest
 
 from reports.markdown import MAX_PROBLEMS, MAX_ROWS, escape, summary_markdown
 from reports.summary import headline_lines
+from reports.untested import untested
 from scenarios.words import Policy, Result
 
 
@@ -20,6 +21,13 @@ def test_the_headline_comes_first(troubled):
     assert lines[0] == "# kvchaos: FAILED"
     assert lines[2].strip() == f"**{headline_lines(troubled)[0]}**"
     assert lines[3].strip() == f"**{headline_lines(troubled)[1]}**"
+
+
+def test_what_was_not_tested_is_said_before_anything_else(troubled):
+    text = summary_markdown(troubled)
+    assert text.index("## Not tested") < text.index("| ✓ pass")
+    for part in untested(troubled):
+        assert f"- {escape(part.whole)}" in text
 
 
 def test_the_matrix_has_a_row_a_scenario_and_even_columns(troubled):

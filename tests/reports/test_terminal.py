@@ -12,6 +12,7 @@ from rich.text import Text
 
 from reports.summary import headline_lines
 from reports.terminal import MAX_PROBLEMS, print_run
+from reports.untested import untested_line
 from scenarios.words import Policy, Result
 
 HOSTILE = "[red]x[/red] \x1b[2J\r\n\u202e\ud800 {0} %s"
@@ -34,6 +35,7 @@ def test_every_width_shows_everything_and_fits(troubled, width):
     assert "\x1b" not in text
     for line in headline_lines(troubled):
         assert line in words(text)
+    assert untested_line(troubled) in words(text)
     for word in ("✓ pass", "✗ FAIL", "? unknown", "△ GAP-8", "- n/a", "not run", "silent"):
         assert word in words(text)
     for cell in troubled.cells:
@@ -87,10 +89,12 @@ def test_an_empty_run_says_so(build):
 
 def test_only_the_policies_that_were_run_are_shown(build):
     run = build.run(build.cell(policy=Policy.FAIL_OPEN, loads=build.clean_loads(Policy.FAIL_OPEN), faults=()))
-    text = shown(run, 80)
-    assert "fail_open" in text
-    assert "fail_closed" not in text
-    assert "Fail-closed: not run." in text
+    text = words(shown(run, 80))
+    before, not_tested = text.split("Not tested: ")
+    assert "fail_open" in before
+    assert "fail_closed" not in before
+    assert "Fail-closed: not run." in before
+    assert not_tested.startswith("policies off, fail_closed_fail and fail_closed_recompute;")
 
 
 def test_a_fault_that_touched_nothing_is_not_shown_as_verified(build):

@@ -1,0 +1,48 @@
+"""The connectors by name, and what builds one: how docs/extending.md lets others add theirs."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from engine.cache import KVMemory
+from engine.clock import VirtualClock
+from engine.config import EngineConfig
+from engine.connectors.base import SchedulerConnector, WorkerConnector
+from engine.connectors.fabric import Fabric
+from engine.connectors.pull import PULL
+from engine.extensions import Registry, lacks
+
+GROUP = "kvchaos.connectors"
+API_VERSION = 1
+
+
+class ConnectorFactory(Protocol):
+    """Builds both sides of a connector. One instance serves every engine of a process, so it keeps nothing of them."""
+
+    @property
+    def API_VERSION(self) -> int:  # noqa: N802 - a constant in every implementation
+        """The version of this Protocol (and of all that it names) that the connector was written for."""
+        ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str:
+        """One line for `kvchaos list connectors`."""
+        ...
+
+    def scheduler(self, config: EngineConfig, clock: VirtualClock) -> SchedulerConnector:
+        """The side beside the scheduler of one engine, producer or consumer."""
+        ...
+
+    def worker(self, config: EngineConfig, memory: KVMemory, fabric: Fabric) -> WorkerConnector:
+        """The side beside a worker of one engine. It attaches `memory` to the fabric, for others to read."""
+        ...
+
+
+def _check(extension: Any) -> str | None:
+    return lacks(extension, texts=("name", "summary"), methods=("scheduler", "worker"))
+
+
+CONNECTORS: Registry[ConnectorFactory] = Registry(GROUP, "connector", API_VERSION, {PULL.name: PULL}, _check)

@@ -1,0 +1,13 @@
+"""Planted bugs of everything that a run trusts: the engine, the faults, the judge and the reports."""
+
+from harness.mutants import checksum, injector, judge, policy, reporter, verifier
+from harness.mutants.base import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (
+    *checksum.MUTANTS,
+    *verifier.MUTANTS,
+    *policy.MUTANTS,
+    *injector.MUTANTS,
+    *judge.MUTANTS,
+    *reporter.MUTANTS,
+)

@@ -1,0 +1,123 @@
+"""A worker's sums against the definition, on the engine's own cache, and that only the finalizer waits for them."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.cache import KVMemory, PagedKVCache
+from engine.checksum.payload import fingerprint
+from engine.checksum.records import GroupBlocks
+from engine.checksum.worker import ChecksumWorker, LayerSpec
+from engine.config import PRESETS, EngineConfig
+from kernels.definition import block_checksums
+
+SPECS = [LayerSpec(f"model.layers.{i}.self_attn.attn", "full_attention", "bfloat16") for i in range(4)]
+
+
+def random_cache(**options):
+    cache = PagedKVCache(EngineConfig("e", **{"block_size": 8, "num_blocks": 10} | options))
+    generator = torch.Generator().manual_seed(1)
+    for layer in cache.layers:
+        layer.copy_(torch.randn(layer.shape, generator=generator))
+    return cache
+
+
+def worker(cache, **options):
+    specs = SPECS[: len(cache.layers)]
+    return ChecksumWorker(cache, specs, tp_rank=0, pp_rank=0, **{"first_head": 0} | options)
+
+
+@pytest.mark.req("DEF-4", "DEF-7", "DEF-8", "DEF-2")
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("model", ["tiny", "small"])
+@pytest.mark.parametrize(("start", "num_tokens"), [(0, 24), (0, 17), (0, 1), (2, 40), (3, 33)])
+def test_the_sums_are_those_of_the_definition(layout, kv_dtype, model, start, num_tokens):
+    cache = random_cache(layout=layout, kv_dtype=kv_dtype, model=PRESETS[model])
+    block_ids = (7, 2, 9, 4, 1)[start : -(-num_tokens // 8)]
+    blocks = GroupBlocks(0, 8, start, block_ids, num_tokens)
+    record = worker(cache).checksum("r", {0: blocks}).finalise()
+    kv = KVMemory(cache).slots(block_ids)
+    wanted = block_checksums(kv, range(len(cache.layers)), 0, 8, start * 8, num_tokens)
+    assert record.groups[0].values.dtype == np.uint64
+    assert record.groups[0].values.tolist() == wanted.tolist()
+    assert (record.request_id, record.tp_rank, record.pp_rank, record.groups[0].blocks) == ("r", 0, 0, blocks)
+
+
+@pytest.mark.req("FPR-1")
+def test_the_fingerprint_is_of_the_layers():
+    cache = random_cache()
+    record = worker(cache).checksum("r", {0: GroupBlocks(0, 8, 0, (1,), 8)}).finalise()
+    assert record.groups[0].fingerprint == fingerprint((s.name, s.spec_type, s.dtype) for s in SPECS[:2])
+
+
+@pytest.mark.req("DEF-4", "DEF-7")
+def test_layers_count_by_the_number_in_their_names_and_heads_over_the_whole_model():
+    cache = random_cache()
+    specs = [LayerSpec("model.layers.5.attn", "full", "x"), LayerSpec("model.layers.2.attn", "full", "x")]
+    record = ChecksumWorker(cache, specs, tp_rank=1, pp_rank=3, first_head=6).checksum(
+        "r", {0: GroupBlocks(0, 8, 0, (3, 4), 16)}
+    )
+    done = record.finalise()
+    wanted = block_checksums(KVMemory(cache).slots((3, 4)), [5, 2], 6, 8, 0, 16)
+    assert done.groups[0].values.tolist() == wanted.tolist()
+    assert (done.tp_rank, done.pp_rank) == (1, 3)
+
+
+def test_a_layer_without_a_number_is_refused():
+    with pytest.raises(ValueError, match="holds no single layer number"):
+        ChecksumWorker(random_cache(), [LayerSpec("attn", "x", "x")] * 2, tp_rank=0, pp_rank=0, first_head=0)
+
+
+@pytest.mark.req("DEF-8")
+def test_slots_past_the_end_and_other_blocks_do_not_count():
+    cache = random_cache()
+    blocks = GroupBlocks(0, 8, 0, (3, 4), 11)
+    before = worker(cache).checksum("r", {0: blocks}).finalise().groups[0].values
+    cache.layers[0][4, :, 3:] = 7.0
+    cache.layers[1][(0, 1, 2, 5), :] = 7.0
+    assert worker(cache).checksum("r", {0: blocks}).finalise().groups[0].values.tolist() == before.tolist()
+    cache.layers[0][4, :, 2] = 7.0
+    assert worker(cache).checksum("r", {0: blocks}).finalise().groups[0].values.tolist() != before.tolist()
+
+
+@pytest.mark.req("PRO-2")
+def test_sums_are_of_the_bytes_at_the_time_of_the_call():
+    cache = random_cache()
+    blocks = {0: GroupBlocks(0, 8, 0, (3,), 8)}
+    wanted = block_checksums(KVMemory(cache).slots((3,)), [0, 1], 0, 8, 0, 8)
+    pending = worker(cache).checksum("r", blocks)
+    cache.layers[0].zero_()
+    assert pending.finalise().groups[0].values.tolist() == wanted.tolist()
+
+
+class LateCopy:
+    """A host copy whose bytes arrive when somebody waits for them: an instrumented stream and event."""
+
+    def __init__(self):
+        self.started, self.waited = [], 0
+
+    def start(self, values):
+        host = {group: torch.full_like(value, -1) for group, value in values.items()}
+        self.started.append((values, host))
+        return host, self
+
+    def synchronize(self):
+        self.waited += 1
+        for values, host in self.started:
+            for group, value in values.items():
+                host[group].copy_(value)
+
+
+@pytest.mark.req("PRO-3", "CON-6")
+def test_only_the_finalizer_waits():
+    cache = random_cache()
+    copy = LateCopy()
+    blocks = {0: GroupBlocks(0, 8, 0, (3, 5), 16)}
+    pending = worker(cache, host_copy=copy).checksum("r", blocks)
+    assert (len(copy.started), copy.waited) == (1, 0)
+    assert (
+        pending.finalise().groups[0].values.tolist()
+        == worker(cache).checksum("r", blocks).finalise().groups[0].values.tolist()
+    )
+    assert copy.waited == 1
