@@ -1,10 +1,28 @@
-"""Virtual time: an integer that only its owner moves. Nothing in the engine reads a wall clock."""
+"""Time as an engine sees it: an integer that never goes back. Nothing else in the engine reads a clock."""
 
 from __future__ import annotations
 
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What leases are measured by."""
+
+    @property
+    def now(self) -> int: ...
+
+
+class MonotonicClock:
+    """Real time in milliseconds, for an engine behind a server."""
+
+    @property
+    def now(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
 
 class VirtualClock:
-    """Ticks since the run began."""
+    """Ticks since the run began: only its owner moves it."""
 
     def __init__(self) -> None:
         self._now = 0

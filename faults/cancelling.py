@@ -68,9 +68,10 @@ class Cancelling(Fault[CancellingParams]):
         block_id = blocks.block_ids[position - blocks.start]
         kv = event.memory.slots((block_id,))
         valid = slice(tokens_in(blocks, position))
-        pieces = kv.view("<u8")
+        # D computes the last prompt token again before it reads it: a change there would never be read.
+        read = slice(min(tokens_in(blocks, position), blocks.num_tokens - 1 - position * blocks.block_size))
         change = _exchange_equal if self.params.how == "equal_factors" else _add_linear
-        said = change(pieces[:, :, valid], position * blocks.block_size, self.context.rng)
+        said = change(kv.view("<u8")[:, :, read], position * blocks.block_size, self.context.rng)
         if said is None:
             return False
         before = digest(event.memory.slots((block_id,))[:, :, valid])

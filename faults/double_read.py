@@ -101,10 +101,10 @@ class DoubleRead(Fault[DoubleReadParams]):
         clock, competitors = self.context.levers.clock, self.context.levers.competitors
         if clock is None or competitors is None:
             return None
-        clock.end_lease(self.context.request_id)
         name = self._competitor = competitors.release()
         if name is None:
             return None
+        clock.end_lease(self.context.request_id)
         return Hold(lambda: competitors.has_finished(name), f"{self.kind}: {name} has not finished its prefill")
 
 

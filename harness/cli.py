@@ -23,6 +23,7 @@ COMMANDS = {
     "merge": ("merge", "merge"),
     "checksum": ("checksum", "checksum"),
     "payload": ("payload", "payload"),
+    "serve": ("serve", "serve"),
 }
 
 

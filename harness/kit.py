@@ -10,9 +10,11 @@ A test that fails says in words what is wrong, and what would explain the KV tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
+import torch
 
 from engine.connectors.registry import CONNECTORS, ConnectorFactory
 from harness.conformance.cells import Ran, run_scenario
@@ -42,6 +44,14 @@ class ConnectorConformance:
     def factory(self) -> ConnectorFactory:
         """The connector under test."""
         return CONNECTORS.choose(self.connector) if isinstance(self.connector, str) else self.connector
+
+    @pytest.fixture(autouse=True)
+    def _one_thread(self) -> Iterator[None]:
+        """The engines are tiny: more threads only wait for each other."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
 
     # ---- loads without a fault
 

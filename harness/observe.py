@@ -210,7 +210,9 @@ def _undone(scenario: Scenario, lines: list[Line]) -> tuple[str, ...]:
 def _view(line: Line, block_size: int) -> KVView:
     grid, digests, sums = line["grid"], tuple(line["digests"]), tuple(line["sums"])
     if not 1 <= grid <= block_size or block_size % grid or len(digests) != len(sums):
-        raise ValueError(f"no view of blocks of {block_size}: a grid of {grid}, {len(digests)} digests, {len(sums)} sums")
+        raise ValueError(
+            f"no view of blocks of {block_size}: a grid of {grid}, {len(digests)} digests, {len(sums)} sums"
+        )
     return KVView(grid, line["start"], digests, sums)
 
 

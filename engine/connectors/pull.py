@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.cache import KVMemory, PeerMemory
 from engine.checksum.records import GroupBlocks
-from engine.clock import VirtualClock
+from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.connectors import DEFAULT_CONNECTOR
 from engine.connectors.base import Carrier, LoadSpec, SchedulerConnector, TransferResults, WorkerConnector
@@ -25,7 +25,7 @@ from engine.seams import CopyOp
 class PullScheduler(SchedulerConnector):
     """Scheduler side, for a producer and for a consumer."""
 
-    def __init__(self, engine_id: str, lease_ticks: int, clock: VirtualClock) -> None:
+    def __init__(self, engine_id: str, lease_ticks: int, clock: Clock) -> None:
         self._engine_id = engine_id
         self._lease_ticks = lease_ticks
         self._clock = clock
@@ -140,7 +140,7 @@ class PullConnector:
     name = DEFAULT_CONNECTOR
     summary = "D reads P's blocks one copy operation at a time; P holds them under a lease"
 
-    def scheduler(self, config: EngineConfig, clock: VirtualClock) -> PullScheduler:
+    def scheduler(self, config: EngineConfig, clock: Clock) -> PullScheduler:
         return PullScheduler(config.engine_id, config.lease_ticks, clock)
 
     def worker(self, config: EngineConfig, memory: KVMemory, fabric: Fabric) -> PullWorker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from engine.cache import KVMemory
-from engine.clock import VirtualClock
+from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.connectors.base import SchedulerConnector, WorkerConnector
 from engine.connectors.fabric import Fabric
@@ -32,7 +32,7 @@ class ConnectorFactory(Protocol):
         """One line for `kvchaos list connectors`."""
         ...
 
-    def scheduler(self, config: EngineConfig, clock: VirtualClock) -> SchedulerConnector:
+    def scheduler(self, config: EngineConfig, clock: Clock) -> SchedulerConnector:
         """The side beside the scheduler of one engine, producer or consumer."""
         ...
 

@@ -34,6 +34,9 @@ class Ran:
         if self.result.result is Result.PASS:
             return None
         told = [f"Under {self.result.policy} on {self.result.topology}:", *self.result.why]
+        told += [
+            f"{load.request_id}: {load.verdict} because {load.reason}" for load in self.result.loads if load.reason
+        ]
         return "\n".join([*told, *self.seen.damages()])
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from engine.checksum.records import GroupBlocks
 from engine.connectors.registry import ConnectorFactory
-from engine.seams import KVFinal, LoadFinished, LoadScheduled, Stage
+from engine.seams import FirstUse, KVFinal, LoadFinished, LoadScheduled, Stage
 from harness.conformance.pair import Pair, make_prompt
 
 NOT_TO_BE_READ, NOT_ARRIVED = b"NOT-READ", b"NO-BYTES"
@@ -27,6 +27,7 @@ class _Watcher:
     pair: Pair
     final: GroupBlocks | None = None
     loaded: GroupBlocks | None = None
+    allocated: GroupBlocks | None = None
     before: list[npt.NDArray[np.uint8]] = field(default_factory=list)
     changed: list[int] = field(default_factory=list)
     finished: bool = False
@@ -36,6 +37,7 @@ class _Watcher:
         seams.on("producer.kv_final", self._is_final)
         seams.on("consumer.load_scheduled", self._prepare, Stage.AFTER)
         seams.on("consumer.load_finished", self._compare)
+        seams.on("consumer.first_use", self._is_used)
 
     def _is_final(self, event: KVFinal) -> None:
         if event.request_id == REQUEST:
@@ -63,6 +65,10 @@ class _Watcher:
             if block_id not in self.loaded.block_ids and not np.array_equal(old, new)
         ]
 
+    def _is_used(self, event: FirstUse) -> None:
+        if event.request_id == REQUEST:
+            self.allocated = event.groups[0]
+
 
 def exact_blocks_trouble(factory: ConnectorFactory, *, prefix_hit: bool) -> str | None:
     """What a load wrote that it must not write, or did not bring. None: it loaded exactly its blocks."""
@@ -74,7 +80,7 @@ def exact_blocks_trouble(factory: ConnectorFactory, *, prefix_hit: bool) -> str 
         first = (*prefix, 7)
         pair.load("r1", first, pair.prefill("r1", first) or {})
         pair.settle_producer()
-    prompt = make_prompt(57, seed=1, prefix=prefix)
+    prompt = make_prompt(57 + len(prefix), seed=1, prefix=prefix)
     params = pair.prefill(REQUEST, prompt)
     if params is None:
         return "P names no parameters for the consumer of a prompt that it was sent with do_remote_decode."
@@ -87,8 +93,14 @@ def exact_blocks_trouble(factory: ConnectorFactory, *, prefix_hit: bool) -> str 
     where = f"The load is for D's blocks {_listed(loaded.block_ids)}, block positions {_listed(loaded.positions)}"
     if not watcher.finished:
         return f"{where}, and was never reported as finished."
+    if watcher.allocated is not None and watcher.allocated != loaded:
+        return (
+            f"{where}, but D allocated {_listed(watcher.allocated.block_ids)} for it: plan_load must keep its groups."
+        )
     if watcher.changed:
-        return f"{where}, but it changed D's block{_plural(watcher.changed)} {_listed(watcher.changed)} as well (BLK-5)."
+        return (
+            f"{where}, but it changed D's block{_plural(watcher.changed)} {_listed(watcher.changed)} as well (BLK-5)."
+        )
     damage = pair.seen.damage(REQUEST)
     return "\n".join([f"{where} (BLK-5).", *damage]) if damage else None
 

@@ -8,12 +8,9 @@ from typing import Any
 from engine.connectors.registry import ConnectorFactory
 from engine.errors import RequestError
 from engine.request import FinishReason
-from harness.conformance.pair import Pair, make_prompt, tokens_alone
+from harness.conformance.pair import NUM_BLOCKS, Pair, make_prompt, tokens_alone
 
-CONTROL = ("do_remote_prefill", "do_remote_decode")
-"""The engine's own keys."""
-
-_NUMBERS = (-1, 32, 2**31, 2**70, 1.5, "7", None, [])
+_NUMBERS = (-1, NUM_BLOCKS, 2**31, 2**70, 1.5, "7", None, [])
 _TEXTS = ("nobody", "", "x" * 100_000, 7, None, [])
 _FLAGS = (1, "true", None, [])
 _LISTS = (None, [], "text", 5, {}, [None], [[]])

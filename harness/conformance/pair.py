@@ -19,6 +19,7 @@ from harness.conformance.seen import SeenKV
 
 MAX_ROUNDS = 20_000
 LEASE_TICKS = 1_000
+NUM_BLOCKS = 32
 OUTPUT_TOKENS = 2
 
 
@@ -51,7 +52,7 @@ class Pair:
             config = EngineConfig(
                 engine_id,
                 preset(model),
-                num_blocks=32,
+                num_blocks=NUM_BLOCKS,
                 prefix_caching=prefix_caching,
                 lease_ticks=LEASE_TICKS,
                 checksum=settings,

@@ -72,9 +72,7 @@ TROUBLES: Mapping[str, Trouble] = {
     "a bit flips on P after it was summed": Trouble(_fault("bit_flip", "after_checksum"), "mismatch", "corrupted", ""),
     "a bit flips on D before it is checked": Trouble(_fault("bit_flip", "before_verify"), "mismatch", "corrupted", ""),
     "one block arrives": Trouble(_fault("short_transfer", "in_flight"), "mismatch", "corrupted", _FABRIC),
-    "nothing arrives": Trouble(
-        _fault("short_transfer", "in_flight", moved_blocks=0), "mismatch", "corrupted", _FABRIC
-    ),
+    "nothing arrives": Trouble(_fault("short_transfer", "in_flight", moved_blocks=0), "mismatch", "corrupted", _FABRIC),
     "P's blocks are reused before the read": Trouble(
         _fault("early_reuse", "before_read"), "mismatch", "corrupted", _LEASES, competitors=1
     ),
@@ -115,7 +113,7 @@ def trouble_scenario(name: str, policy: Policy) -> dict[str, Any]:
         "name": "trouble",
         "summary": name,
         "policies": [str(policy)],
-        "topology": {"producer": {"layout": "HND"}, "consumer": {"layout": "NHD"}},
+        "topology": {"producer": {"layout": "HND", "num_blocks": 10}, "consumer": {"layout": "NHD", "num_blocks": 12}},
         "workload": {**_FAULT_WORKLOAD, "competitors": trouble.competitors},
         "faults": [trouble.fault],
         "expect": {str(policy): _expected(trouble, policy)},

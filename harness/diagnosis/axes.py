@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.diagnosis.compare import Comparison, Ids, Ints, Mask
+from harness.diagnosis.compare import Comparison, Ids, Ints, Mask, Row
 from harness.diagnosis.finding import Finding, Fit, RowSource, fit_cells, head_names, layer_names, place
 from harness.diagnosis.patterns import Pattern, describe
 
@@ -72,7 +72,7 @@ def _word(cmp: Comparison, axis: int, moves: dict[int, int]) -> Pattern:
 def _source(cmp: Comparison, axis: int, order: Ints, affected: Mask) -> RowSource:
     start = cmp.first - cmp.producer.first_token
 
-    def source(row: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:
+    def source(row: Row) -> tuple[int, int, int, int] | None:
         if not affected[row]:
             return None
         moved = [*row[:3]]

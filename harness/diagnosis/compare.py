@@ -20,6 +20,7 @@ Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+Row = tuple[int, int, int, int]  # layer, head, K or V, compared token
 
 PARTS = ("K", "V")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

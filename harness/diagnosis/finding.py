@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.diagnosis.compare import PARTS, Comparison, Ids, Ints, Mask
+from harness.diagnosis.compare import PARTS, Comparison, Ids, Ints, Mask, Row
 from harness.diagnosis.words import numbered
 
-# What a row (layer, head, K or V, compared token) is said to hold: (layer, head, K or V, index in the table), or None.
-RowSource = Callable[[tuple[int, int, int, int]], "tuple[int, int, int, int] | None"]
+# What a row is said to hold: (layer, head, K or V, index in the table), or None.
+RowSource = Callable[[Row], "tuple[int, int, int, int] | None"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +176,7 @@ def head_names(cmp: Comparison) -> tuple[int, ...]:
     return tuple(range(first, first + cmp.consumer.kv.shape[1]))
 
 
-def row_text(cmp: Comparison, row: tuple[int, int, int, int]) -> str:
+def row_text(cmp: Comparison, row: Row) -> str:
     """V of token 24 (layer 0, head 1)."""
     layer, head, part, token = row
     where = f"layer {layer_names(cmp)[layer]}, head {head_names(cmp)[head]}"

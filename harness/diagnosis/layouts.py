@@ -9,7 +9,7 @@ from itertools import permutations
 
 import numpy as np
 
-from harness.diagnosis.compare import Comparison, Ids, Ints, Mask
+from harness.diagnosis.compare import Comparison, Ids, Ints, Mask, Row
 from harness.diagnosis.finding import Finding, RowSource, fit_cells, place
 from harness.diagnosis.words import count
 
@@ -86,7 +86,7 @@ def _predict(cmp: Comparison, new: Reordering, layers: Ints, tokens: Ints, grid:
 
 
 def _source(cmp: Comparison, new: Reordering, affected: Mask, grid: int) -> RowSource:
-    def source(row: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:
+    def source(row: Row) -> tuple[int, int, int, int] | None:
         if not affected[row]:
             return None
         layer, head, part, token = row

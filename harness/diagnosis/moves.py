@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from harness.diagnosis.compare import Comparison, Ints, Mask
+from harness.diagnosis.compare import Comparison, Ints, Mask, Row
 from harness.diagnosis.finding import Finding, RowSource, fit_region, planes_texts
 from harness.diagnosis.patterns import describe
 from harness.diagnosis.sources import Sources
@@ -102,7 +102,7 @@ def _own(cmp: Comparison, planes: Mask, tokens: Ints, index: Ints) -> list[Findi
             found = _finding(cmp, planes, blocks, grid)
             if found:
                 return found
-    return _finding(cmp, planes, _bridged(cmp, planes, moves), 1)
+    return _finding(cmp, planes, moves, 1)
 
 
 def _as_blocks(moves: Map, grid: int) -> Map | None:
@@ -240,7 +240,7 @@ def _runs_text(cmp: Comparison, runs: list[tuple[int, int, int]], name: str) -> 
 def _source(planes: Mask, target: tuple[Ints, Ints]) -> RowSource:
     index = dict(zip(*(array.tolist() for array in target), strict=True))
 
-    def source(row: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:
+    def source(row: Row) -> tuple[int, int, int, int] | None:
         found = index.get(row[3], -1)
         return (*row[:3], found) if found >= 0 and planes[row[:3]] else None
 

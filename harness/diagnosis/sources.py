@@ -67,7 +67,7 @@ def _matches(cmp: Comparison) -> tuple[Ints, Ints]:
     plane, token = np.nonzero(wrong[planes])
     wanted = (ids[planes] ^ salt)[plane, token]
     low, high = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
-    usable = (high > low) & (high - low <= 1)
+    usable = (high > low) & (high - low <= MOST_ALIKE)
     low, token, alike = low[usable], token[usable], (high - low)[usable]
     token = np.repeat(token, alike)
     within = np.arange(len(token)) - np.repeat(np.cumsum(alike) - alike, alike)

@@ -6,11 +6,12 @@ a block is the smaller of the two sides' blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
-from harness.diagnosis.compare import Bytes, Comparison, Ints, Mask
+from harness.diagnosis.compare import Bytes, Comparison, Ints, Mask, Row
 from harness.diagnosis.fills import Fill, holds, not_copied
 from harness.diagnosis.finding import Finding, axes_of, place, row_text
 from harness.diagnosis.sources import Sources
@@ -18,6 +19,7 @@ from harness.diagnosis.words import count, numbered
 
 _MOST_DISPLACEMENTS = 8
 _NEARLY_ALL = 0.95
+_BY_CHANCE = 2  # bytes that noise has right now and then
 UNKNOWN = "bytes that nothing here explains"
 
 
@@ -39,6 +41,11 @@ class _Stream:
         blocks = padded.reshape(layers, heads, parts, slots // grid, grid).transpose(3, 0, 2, 1, 4).reshape(-1)
         return cls(blocks[blocks >= 0], grid)
 
+    def block_start(self, number: int, cmp: Comparison) -> int:
+        """The first row of the stream in the same block as the number-th."""
+        blocks = (self.rows % cmp.num_tokens + cmp.first) // self.grid
+        return int(np.argmax(blocks == blocks[number]))
+
     def first_wrong(self, cmp: Comparison) -> _Tear:
         at = int(np.argmax(cmp.wrong.reshape(-1)[self.rows]))
         one, rest = (np.zeros(cmp.wrong.size, bool) for _ in range(2))
@@ -56,7 +63,7 @@ class _Tear:
     the row, the first that differs."""
 
     number: int
-    row: tuple[int, int, int, int]
+    row: Row
     mask: Mask
     rest: Mask
     byte: int
@@ -67,38 +74,90 @@ def torn(cmp: Comparison, fills: list[Fill], sources: Sources) -> list[Finding]:
     """A finding for each content that everything after some byte has."""
     stream = _Stream.of(cmp)
     tear = stream.first_wrong(cmp)
-    if tear.number + tear.byte == 0 or not tear.rest.any():
+    if not tear.rest.any():
         return []
-    found = [(fill.text, 1.4) for fill in fills if _is_filled(cmp, tear, fill)]
+    contents: list[tuple[_Content, str, float]] = [(_FillContent(cmp, fill), fill.text, 1.4) for fill in fills]
     for number, offset in sources.displacements[:_MOST_DISPLACEMENTS]:
-        if number and _is_foreign(cmp, tear, number, offset):
+        foreign = _ForeignContent(cmp, number, offset)
+        if number and foreign.reaches(tear.rest | tear.mask):
             there = cmp.tokens[(tear.rest | tear.mask).any(axis=(0, 1, 2))] + offset
-            found.append((f"request {cmp.source_names[number]}'s {numbered('token', there.tolist())}", 2.4))
-    return [Finding("torn", _text(cmp, stream, tear, content), cost, cmp.wrong) for content, cost in found]
+            text = f"request {cmp.source_names[number]}'s {numbered('token', there.tolist())}"
+            contents.append((foreign, text, 2.4))
+    findings = []
+    for content, text, cost in contents:
+        if content.is_in(tear.rest) and (content.row(tear.row)[tear.byte :] == tear.data[tear.byte :]).all():
+            start = _earliest(cmp, stream, tear, content)
+            if start.number + start.byte:
+                findings.append(Finding("torn", _text(cmp, stream, start, text), cost, cmp.wrong))
+    return findings
 
 
-def _is_filled(cmp: Comparison, tear: _Tear, fill: Fill) -> bool:
-    """Whether from the first byte that differs everything holds the pattern."""
-    places = tear.row[2] * cmp.half + np.arange(cmp.half)
-    wanted = np.frombuffer(fill.pattern, np.uint8)[places % len(fill.pattern)]
-    if (wanted[tear.byte :] != tear.data[tear.byte :]).any() or (tear.rest & cmp.wrong & ~fill.rows).any():
-        return False
-    equal = tear.rest & ~cmp.wrong
-    return bool((holds(cmp, fill, equal) == equal).all())
+class _Content(Protocol):
+    """What may stand after a tear."""
+
+    def is_in(self, rows: Mask) -> bool:
+        """Whether all of these rows of D are so."""
+
+    def row(self, row: Row) -> Bytes:
+        """What a row would be."""
 
 
-def _is_foreign(cmp: Comparison, tear: _Tear, number: int, offset: int) -> bool:
-    """Whether from the first byte that differs everything is as in another request, so far displaced."""
-    source, start = cmp.sources[number], int(np.argmax(cmp.source_of == number))
-    tokens = np.flatnonzero((tear.rest | tear.mask).any(axis=(0, 1, 2)))
-    there = cmp.tokens[tokens] + offset - source.first_token
-    if there[0] < 0 or there[-1] >= source.kv.shape[2]:
-        return False
-    right = cmp.ids[..., tokens] == cmp.table[..., there + start]
-    layer, head, part, token = tear.row
-    index = start + int(cmp.tokens[token]) + offset - source.first_token
-    wanted = cmp.source_row(layer, head, part, index)
-    return bool((right | ~tear.rest[..., tokens]).all() and (wanted[tear.byte :] == tear.data[tear.byte :]).all())
+@dataclass(frozen=True, slots=True, eq=False)
+class _FillContent:
+    cmp: Comparison
+    fill: Fill
+
+    def is_in(self, rows: Mask) -> bool:
+        if (rows & self.cmp.wrong & ~self.fill.rows).any():
+            return False
+        equal = rows & ~self.cmp.wrong
+        return bool((holds(self.cmp, self.fill, equal) == equal).all())
+
+    def row(self, row: Row) -> Bytes:
+        places = row[2] * self.cmp.half + np.arange(self.cmp.half)
+        return np.frombuffer(self.fill.pattern, np.uint8)[places % len(self.fill.pattern)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ForeignContent:
+    """Another request's tokens, at a displacement. To be asked only about rows that it `reaches`."""
+
+    cmp: Comparison
+    number: int
+    offset: int
+
+    def _index(self, tokens: Ints) -> Ints:
+        """Where they stand in the table, if the other request has them; -1 otherwise."""
+        source = self.cmp.sources[self.number]
+        index = self.cmp.tokens[tokens] + self.offset - source.first_token
+        start = int(np.argmax(self.cmp.source_of == self.number))
+        return np.where((index >= 0) & (index < source.kv.shape[2]), index + start, -1)
+
+    def reaches(self, rows: Mask) -> bool:
+        return bool((self._index(np.flatnonzero(rows.any(axis=(0, 1, 2)))) >= 0).all())
+
+    def is_in(self, rows: Mask) -> bool:
+        tokens = np.flatnonzero(rows.any(axis=(0, 1, 2)))
+        index = self._index(tokens)
+        right = (self.cmp.ids[..., tokens] == self.cmp.table[..., index]) & (index >= 0)
+        return bool((right | ~rows[..., tokens]).all())
+
+    def row(self, row: Row) -> Bytes:
+        layer, head, part, token = row
+        return self.cmp.source_row(layer, head, part, int(self._index(np.array([token]))[0]))
+
+
+def _earliest(cmp: Comparison, stream: _Stream, tear: _Tear, content: _Content) -> _Tear:
+    """The tear at the start of its block or row, if what is right from there on may as well be the content."""
+    if (content.row(tear.row)[: tear.byte] != tear.data[: tear.byte]).any():
+        return tear
+    first = stream.block_start(tear.number, cmp)
+    between = np.zeros(cmp.wrong.size, bool)
+    between[stream.rows[first : tear.number]] = True
+    if not content.is_in(between.reshape(cmp.wrong.shape)):
+        return replace(tear, byte=0)
+    layer, head, part, token = (int(number) for number in np.unravel_index(stream.rows[first], cmp.wrong.shape))
+    return replace(tear, number=first, row=(layer, head, part, token), byte=0)
 
 
 def _text(cmp: Comparison, stream: _Stream, tear: _Tear, content: str) -> str:
@@ -132,6 +191,8 @@ def unknown_content(cmp: Comparison) -> list[Finding]:
         findings.append(Finding("not_copied", missing, 1, None))
     stream = _Stream.of(cmp)
     tear = stream.first_wrong(cmp)
+    if tear.byte <= _BY_CHANCE:
+        tear = replace(tear, byte=0)
     if tear.number >= stream.grid and _mostly_wrong(cmp, tear.rest):
         findings.append(Finding("torn", _text(cmp, stream, tear, UNKNOWN), 1.5, None))
     return findings

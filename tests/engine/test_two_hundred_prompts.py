@@ -65,7 +65,11 @@ def test_with_checksums_off_the_tokens_are_the_same(new_world, alone):
 )
 def test_chunks_batches_layout_and_prefix_hits_change_neither_tokens_nor_kv(tools, alone, options):
     seams, first = Seams(), {}
-    seams.on("worker.forward", lambda event: first.setdefault(event.request_id, event.first_position) and None)
+
+    def look(event):
+        first.setdefault(event.request_id, event.first_position)
+
+    seams.on("worker.forward", look)
     tokens, kv = tools.serve(PROMPTS, seams, **options)
     assert sum(position > 0 for position in first.values()) > 20, "prefix hits"
     assert tokens == alone[0]

@@ -13,7 +13,7 @@ from engine.checksum.payload import Payload, PayloadGroup, PayloadInvalid, Paylo
 from engine.seams import ParamsPass
 from faults.drop_checksums import DropChecksums, DropChecksumsParams
 
-HOWS = ("lose", "cut", "alter_version", "alter_value")
+HOWS = ("lose", "cut", "alter_version", "alter_value", "alter_num_tokens", "alter_tp_size", "shorten")
 VALUES = (1, 2**63 + 5, 2**64 - 1)
 SENT = Payload(1, 45, (PayloadGroup(0, 0xABCDEF, 16, 0, np.array(VALUES, np.uint64)),))
 LIMITS = PayloadLimits.for_engine(4096, (16,))
@@ -24,7 +24,11 @@ def drop(how: str = "lose") -> dict[str, Any]:
 
 
 def params(text: object = None) -> dict[str, Any]:
-    return {"do_remote_prefill": True, "unknown": [1, {"x": 2}], CHECKSUMS_PARAM: encode(SENT) if text is None else text}
+    return {
+        "do_remote_prefill": True,
+        "unknown": [1, {"x": 2}],
+        CHECKSUMS_PARAM: encode(SENT) if text is None else text,
+    }
 
 
 def passed(attach, how: str, seed: int = 0) -> Mapping[str, Any]:
@@ -85,7 +89,7 @@ def test_the_evidence_holds_digests_of_what_was_sent_and_what_went_on(attach, ho
     assert item.before == hashlib.blake2b(encode(SENT).encode(), digest_size=8).hexdigest()
     assert item.after == (text and hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
     assert item.before != item.after
-    if how.startswith("alter"):
+    if how in ("alter_version", "alter_value"):
         where = [i for i, (a, b) in enumerate(zip(encode(SENT), text, strict=True)) if a != b]
         assert item.what == f"kv_checksums is altered at character {where[0]} of {len(text)}"
 
@@ -127,6 +131,9 @@ def test_the_moment_may_be_left_out() -> None:
         ("cut", "unverified", "invalid"),
         ("alter_version", "unverified", "invalid"),
         ("alter_value", "mismatch", None),
+        ("alter_num_tokens", "verified", None),
+        ("alter_tp_size", "verified", None),
+        ("shorten", "verified", None),
     ],
 )
 @pytest.mark.parametrize("policy", ["fail_open", "fail_closed_fail", "fail_closed_recompute"])

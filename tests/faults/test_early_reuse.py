@@ -11,10 +11,14 @@ from pydantic import ValidationError
 from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
 from engine.seams import Completion, CopyOp, KVFinal, OpPosted, Seams
+from faults.base import digest
 from faults.early_reuse import EarlyReuse, EarlyReuseParams
 from faults.levers import Levers
-from harness.targets import sim_world
-from scenarios.words import Result
+from harness.history import History
+from harness.plan import plan_cells
+from harness.targets import TARGETS, sim_world
+from scenarios.loader import parse_scenario
+from scenarios.words import Policy, Result
 
 WHAT = re.compile(r"(c\d) overwrote P's block (\d+) \(block position (\d+)\) after the lease ended")
 BLOCKS = GroupBlocks(0, 16, 0, (5, 3, 9), 45)
@@ -76,13 +80,6 @@ def test_the_evidence_names_the_blocks_that_the_producer_sent(sim, at: str) -> N
 @pytest.mark.parametrize("at", MOMENTS)
 def test_the_digest_after_is_of_what_is_in_the_producers_memory(monkeypatch, at: str) -> None:
     """Looked up in the world itself when the run is over: the competitor was the last to write there."""
-    from faults.base import digest  # the definition of a digest is not what is tested here
-    from harness.history import History
-    from harness.plan import plan_cells
-    from harness.targets import TARGETS
-    from scenarios.loader import parse_scenario
-    from scenarios.words import Policy
-
     worlds: list[sim_world.SimWorld] = []
 
     class Kept(sim_world.SimWorld):

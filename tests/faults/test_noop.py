@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from engine.seams import SEAMS, Completion, CopyOp, OpPosted, ParamsPass
 from faults.moments import MOMENTS, is_moment
 from faults.noop import Moment, Noop, NoopParams
-from scenarios.words import Result
 
 
 def noop(at: str, load: int = 2) -> dict[str, Any]:
@@ -30,19 +29,6 @@ def test_it_reaches_its_moment_once_and_changes_nothing(sim, changed, at: str, p
     for load in ran.seen.requests:
         assert changed(load.kv_final, load.load_finished) == changed(load.to_be_read, load.first_use) == set()
         assert load.tokens == load.wanted
-
-
-def test_a_load_that_is_not_there_leaves_no_evidence(sim) -> None:
-    """The loader refuses such a scenario; a stored one may still say so."""
-    ran = sim(noop("before_read"), requests=2)
-    scenario = ran.fault.cell.scenario.to_plain()
-    scenario["faults"][0]["when"]["load"] = 3
-    lines = [dict(line) for line in ran.fault.lines]
-    lines[0]["scenario"] = scenario
-    from harness.judge import judge
-    from harness.observe import observe
-
-    assert judge(observe([line for line in lines if line["event"] != "fault.done"]), "").result is Result.UNKNOWN
 
 
 def posted(index: int, num_ops: int) -> OpPosted:

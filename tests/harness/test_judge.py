@@ -90,8 +90,8 @@ def test_whatever_deviates_is_said(
 
 def test_every_deviation_has_its_line(cell_of: Cell, load_of: Load, caught: Load) -> None:
     expect = {"verdict": "unverified", "reason": "invalid", "outcome": "failed", "truth": "intact", "tokens": "none"}
-    cell = cell_of(load_of(), caught(), scenario={"expect": {"off": expect | {"verdict": "not_checked", "reason": "off"},
-                                                             "fail_open": expect}})  # fmt: skip
+    off = expect | {"verdict": "not_checked", "reason": "off"}
+    cell = cell_of(load_of(), caught(), scenario={"expect": {"off": off, "fail_open": expect}})
     assert judge(cell, "").why == (
         "r2 (load 2): verdict is mismatch, expected unverified",
         "r2 (load 2): reason is None, expected invalid",

@@ -9,7 +9,7 @@ import pytest
 
 from engine.core import EngineCore
 from engine.errors import StartupError
-from engine.request import Request
+from engine.kv_manager import KVManager
 from faults.bit_flip import BitFlip
 from harness.history import History, Line, dump_line, find_all
 from harness.judge import judge
@@ -140,8 +140,6 @@ def test_an_engine_that_does_nothing_hangs(cell: Make, monkeypatch: pytest.Monke
 
 
 def test_a_leak_is_found(cell: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.kv_manager import KVManager
-
     original = KVManager.free
 
     def free(self: KVManager, request_id: str, block_ids: list[int], last_step: int) -> None:
@@ -151,15 +149,3 @@ def test_a_leak_is_found(cell: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     result = judged(cell())
     assert result.result is Result.FAIL
     assert sum(violation.startswith("leak: 2 of 63 blocks of the") for violation in result.violations) == 2
-
-
-def test_what_leaves_the_proxy_twice_is_answered_once(cell: Make) -> None:
-    lines = run(cell())
-    answered = [line["request"] for line in find_all(lines, "answer")]
-    assert sorted(answered) == ["r1", "r2"]
-
-
-def test_a_request_is_told_apart_by_its_load_number(cell: Make) -> None:
-    loads = [(line["load"], line["request"]) for line in find_all(run(cell()), "request")]
-    assert loads == [(1, "r1"), (2, "r2")]
-    assert Request("r1", [1], 1).request_id == "r1"

@@ -7,18 +7,17 @@ into D's cache.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import torch
 
 from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
-from engine.clock import VirtualClock
+from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.connectors.base import Carrier, LoadSpec, SchedulerConnector, TransferResults, WorkerConnector
 from engine.connectors.fabric import Fabric
-from engine.connectors.pull import copy_segments
+from engine.connectors.pull import copy_operations
 from engine.errors import RequestError
 from engine.request import Request
 from engine.seams import CopyOp
@@ -27,7 +26,7 @@ from engine.seams import CopyOp
 class StagedScheduler(SchedulerConnector):
     """Beside the scheduler of P, where it answers and holds blocks, and of D, where it plans loads."""
 
-    def __init__(self, engine_id: str, lease_ticks: int, clock: VirtualClock) -> None:
+    def __init__(self, engine_id: str, lease_ticks: int, clock: Clock) -> None:
         self._engine_id = engine_id
         self._lease_ticks = lease_ticks
         self._clock = clock
@@ -140,7 +139,8 @@ class StagedWorker(WorkerConnector):
 
     def start_loads(self, loads: Sequence[LoadSpec]) -> None:
         for load in loads:
-            ops = self._operations(load)
+            peer = self._fabric.peer(load.remote_engine_id)
+            ops = None if peer is None else copy_operations(load, self._memory, peer)
             if ops is None:
                 self._failed.add(load.request_id)
                 continue
@@ -156,23 +156,6 @@ class StagedWorker(WorkerConnector):
         failed, self._failed = frozenset(self._failed), set()
         return TransferResults(self._fabric.take_sent(self._engine_id), received, failed)
 
-    def _operations(self, load: LoadSpec) -> list[CopyOp] | None:
-        """The load's copy operations in order of D's blocks; None: it cannot work."""
-        peer = self._fabric.peer(load.remote_engine_id)
-        if peer is None or load.remote_block_ids.keys() != load.groups.keys():
-            return None
-        shapes = {(m.num_layers, m.num_kv_heads, m.bytes_per_token) for m in (peer, self._memory)}
-        ops: list[CopyOp] = []
-        for group_id, blocks in load.groups.items():
-            remote = load.remote_block_ids[group_id]
-            segments = copy_segments(blocks, remote, peer.block_size)
-            if len(shapes) > 1 or segments is None or not all(0 < block < peer.num_blocks for block in remote):
-                return None
-            for position, *moved in segments:
-                for layer, part, head in product(range(peer.num_layers), (0, 1), range(peer.num_kv_heads)):
-                    ops.append(CopyOp(len(ops), position, layer, part, head, *moved))
-        return ops
-
 
 class StagedConnector:
     """Builds both sides."""
@@ -181,7 +164,7 @@ class StagedConnector:
     name = "staged"
     summary = "D reads P's blocks into a staging block, and moves them into its cache from there"
 
-    def scheduler(self, config: EngineConfig, clock: VirtualClock) -> StagedScheduler:
+    def scheduler(self, config: EngineConfig, clock: Clock) -> StagedScheduler:
         return StagedScheduler(config.engine_id, config.lease_ticks, clock)
 
     def worker(self, config: EngineConfig, memory: KVMemory, fabric: Fabric) -> StagedWorker:

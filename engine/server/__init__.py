@@ -1,0 +1,1 @@
+"""Engines and the P/D proxy as HTTP servers, OpenAI-compatible."""

@@ -1,0 +1,153 @@
+"""The engine's half of the control channel: seams that ask, and commands that are served between and inside steps.
+
+One thread owns the engine and this object. While it waits for a decision at a seam it goes on serving commands, so
+that the harness can read and write the memory of an engine that stands at a seam, and of one that does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from engine.cache import KVMemory
+from engine.errors import KVChaosError
+from engine.seams import NAMES, SEAMS, Hold, Outcome, Seams
+from harness.remote.codec import MAX_MESSAGE_BYTES, MemoryOf, WireError, pack, unpack
+
+Command = Callable[..., Any]
+
+
+class RemoteSeams(Seams):
+    """Seams of an engine whose handlers live in the harness.
+
+    Until a harness is connected, and after it has gone, nobody listens and the engine runs as if it were alone.
+    """
+
+    def __init__(self, engine: str) -> None:
+        super().__init__()
+        self._engine = engine
+        self._events: Connection | None = None
+        self._commands: Connection | None = None
+        self._subscribed: frozenset[str] = frozenset()
+        self._memory: KVMemory | None = None
+        self._served: dict[str, Command] = {"subscribe": self._subscribe}
+
+    def serve(self, memory: KVMemory, commands: dict[str, Command]) -> None:
+        """What the harness may ask for: the memory's methods, and these commands."""
+        self._memory = memory
+        for name in ("slots", "tokens", "write_slot", "fill"):
+            self._served[f"memory.{name}"] = getattr(memory, name)
+        self.serve_commands(commands)
+
+    def serve_commands(self, commands: dict[str, Command]) -> None:
+        """What the harness may ask of something that has no KV memory."""
+        self._served |= commands
+
+    def connect(self, events: Connection, commands: Connection) -> None:
+        """Take a harness's two connections; an earlier one is dropped."""
+        self._disconnect()
+        self._events, self._commands = events, commands
+
+    @property
+    def connected(self) -> bool:
+        return self._events is not None
+
+    def poll(self) -> None:
+        """Serve the commands that have arrived. Called by the engine's thread between steps."""
+        while self._commands is not None and self._ready(self._commands):
+            self._serve_one()
+
+    def listened(self, seam: str) -> bool:
+        return seam in self._subscribed or super().listened(seam)
+
+    def emit(self, event: Any) -> Outcome[Any]:
+        """Ask the harness if it listens to this seam."""
+        name = NAMES[type(event)]
+        if name not in self._subscribed:
+            return Outcome(event)
+        reply = self._ask(["event", event])
+        if reply is None:
+            return Outcome(event)
+        kind = reply[0]
+        if kind == "drop":
+            return Outcome(event, dropped=True)
+        if kind == "hold":
+            return Outcome(event, holds=tuple(self._hold(number, why) for number, why in reply[1]))
+        changed = self._with_own_memory(reply[1], event)
+        return Outcome(changed)
+
+    def _hold(self, number: int, why: str) -> Hold:
+        def until() -> bool:
+            reply = self._ask(["released", number])
+            return True if reply is None else bool(reply[0])
+
+        return Hold(until, why)
+
+    def _with_own_memory(self, changed: Any, event: Any) -> Any:
+        """The harness names memories; what goes on in the engine is the engine's own."""
+        for field in ("memory", "source", "target"):
+            if hasattr(changed, field):
+                object.__setattr__(changed, field, getattr(event, field))
+        return changed
+
+    def _ask(self, message: Any) -> Any:
+        """Send and wait for the reply, serving commands meanwhile. None: the harness has gone."""
+        try:
+            if self._events is None:
+                return None
+            self._events.send_bytes(pack(message, self._engine_of))
+            while True:
+                connections = [c for c in (self._events, self._commands) if c is not None]
+                if self._events not in connections:
+                    return None
+                ready = wait(connections)
+                if self._commands in ready:
+                    self._serve_one()
+                if self._events in ready:
+                    return unpack(self._events.recv_bytes(MAX_MESSAGE_BYTES), MemoryOf)
+        except (OSError, EOFError):
+            self._disconnect()
+            return None
+
+    def _serve_one(self) -> None:
+        commands = self._commands
+        if commands is None:
+            return
+        try:
+            name, *arguments = unpack(commands.recv_bytes(MAX_MESSAGE_BYTES), MemoryOf)
+            commands.send_bytes(pack(self._run(name, arguments), self._engine_of))
+        except (OSError, EOFError):
+            self._disconnect()
+
+    def _run(self, name: Any, arguments: list[Any]) -> list[Any]:
+        command = self._served.get(name)
+        if command is None:
+            return ["error", f"engine {self._engine} knows no command {name!r}"]
+        try:
+            return ["ok", command(*arguments)]
+        except (KVChaosError, ValueError, TypeError, IndexError, KeyError, RuntimeError) as error:
+            return ["error", f"{name}: {type(error).__name__}: {error}"]
+
+    def _subscribe(self, names: list[str]) -> None:
+        unknown = sorted(set(names) - set(SEAMS))
+        if unknown:
+            raise WireError(f"there is no seam {unknown[0]!r}")
+        self._subscribed = frozenset(names)
+
+    def _engine_of(self, value: Any) -> str | None:
+        return self._engine if value is self._memory and value is not None else None
+
+    @staticmethod
+    def _ready(connection: Connection) -> bool:
+        try:
+            return connection.poll()
+        except (OSError, EOFError):
+            return True
+
+    def _disconnect(self) -> None:
+        for connection in (self._events, self._commands):
+            if connection is not None:
+                connection.close()
+        self._events = self._commands = None
+        self._subscribed = frozenset()

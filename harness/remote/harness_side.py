@@ -1,0 +1,178 @@
+"""The harness's half of the control channel: handlers are called here, and an engine's memory is reached from here.
+
+Each engine has a thread that waits for its events. Handlers of all engines run one at a time, as they would in one
+process; while one runs, it may read and write the memory of any engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.cache import ChangeWatcher
+from engine.checksum.records import GroupBlocks
+from engine.errors import KVChaosError
+from engine.seams import Hold, Seams
+from harness.errors import CheckerError
+from harness.remote.codec import MAX_MESSAGE_BYTES, pack, unpack
+
+
+class RemoteCommandError(KVChaosError):
+    """An engine could not do what it was told, or has gone."""
+
+
+class EngineLink:
+    """One engine's control channel."""
+
+    def __init__(self, engine: str, address: tuple[str, int], token: bytes) -> None:
+        self.engine = engine
+        self._events: Connection = Client(address, authkey=token)
+        self._commands: Connection = Client(address, authkey=token)
+        self._command_lock = threading.Lock()
+        self.memory = RemoteMemory(self)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Run a command in the engine and return what it gave.
+
+        Raises:
+            RemoteCommandError: it failed there, or the engine has gone.
+        """
+        try:
+            with self._command_lock:
+                self._commands.send_bytes(pack([name, *arguments], _engine_of))
+                status, value = unpack(self._commands.recv_bytes(MAX_MESSAGE_BYTES), lambda engine: engine)
+        except (OSError, EOFError) as error:
+            raise RemoteCommandError(f"engine {self.engine} has gone ({error or 'connection closed'})") from None
+        if status != "ok":
+            raise RemoteCommandError(f"engine {self.engine}: {value}")
+        return value
+
+    def receive(self, memory_of: Callable[[str], Any]) -> Any:
+        """The next message of the engine. Raises EOFError or OSError when it has gone."""
+        return unpack(self._events.recv_bytes(MAX_MESSAGE_BYTES), memory_of)
+
+    def reply(self, message: Any) -> None:
+        self._events.send_bytes(pack(message, _engine_of))
+
+    def close(self) -> None:
+        self._events.close()
+        self._commands.close()
+
+
+class RemoteMemory:
+    """The KV memory of an engine in another process: the methods of `engine.cache.KVMemory`."""
+
+    def __init__(self, link: EngineLink) -> None:
+        self._link = link
+        self._watchers: list[ChangeWatcher] = []
+        shape = link.call("shape")
+        self.num_layers: int = shape["num_layers"]
+        self.num_kv_heads: int = shape["num_kv_heads"]
+        self.num_blocks: int = shape["num_blocks"]
+        self.block_size: int = shape["block_size"]
+        self.bytes_per_token: int = shape["bytes_per_token"]
+
+    @property
+    def engine(self) -> str:
+        return self._link.engine
+
+    def watch(self, watcher: ChangeWatcher) -> None:
+        self._watchers.append(watcher)
+
+    def tokens(self, blocks: GroupBlocks) -> npt.NDArray[np.uint8]:
+        found: npt.NDArray[np.uint8] = self._link.call("memory.tokens", blocks)
+        return found
+
+    def slots(self, block_ids: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        found: npt.NDArray[np.uint8] = self._link.call("memory.slots", tuple(block_ids))
+        return found
+
+    def write_slot(self, layer: int, head: int, block_id: int, slot: int, data: npt.NDArray[np.uint8]) -> None:
+        self._link.call("memory.write_slot", layer, head, block_id, slot, data)
+        self._tell(layer, head, block_id, slot)
+
+    def fill(self, block_ids: tuple[int, ...], pattern: bytes) -> None:
+        self._link.call("memory.fill", tuple(block_ids), pattern)
+        for block_id in block_ids:
+            for layer in range(self.num_layers):
+                for head in range(self.num_kv_heads):
+                    for slot in range(self.block_size):
+                        self._tell(layer, head, block_id, slot)
+
+    def _tell(self, layer: int, head: int, block_id: int, slot: int) -> None:
+        for watcher in self._watchers:
+            watcher(layer, head, block_id, slot)
+
+
+class Dispatcher:
+    """Calls the handlers of `seams` for the events of every linked engine, one at a time."""
+
+    def __init__(self, seams: Seams, links: Mapping[str, EngineLink]) -> None:
+        self._seams = seams
+        self._links = links
+        self._lock = threading.RLock()
+        self._holds: dict[int, Hold] = {}
+        self._threads: list[threading.Thread] = []
+        self.error: CheckerError | None = None
+
+    def start(self, subscribed: frozenset[str]) -> None:
+        """Subscribe to these seams on every engine and begin to answer."""
+        for link in self._links.values():
+            link.call("subscribe", sorted(subscribed))
+            thread = threading.Thread(target=self._serve, args=(link,), name=f"events-{link.engine}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Hang up; the engines go on alone."""
+        for link in self._links.values():
+            link.close()
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+    def locked(self) -> threading.RLock:
+        """The lock under which handlers run, for whoever must not run beside them."""
+        return self._lock
+
+    def _serve(self, link: EngineLink) -> None:
+        while True:
+            try:
+                kind, body = link.receive(self._memory_of)
+                link.reply(self._answer(kind, body))
+            except (OSError, EOFError):
+                return
+
+    def _answer(self, kind: str, body: Any) -> list[Any]:
+        with self._lock:
+            if self.error is not None:
+                return ["go", body] if kind == "event" else [True]
+            try:
+                return [self._released(body)] if kind == "released" else self._decide(body)
+            except CheckerError as error:
+                self.error = error
+                return ["go", body] if kind == "event" else [True]
+
+    def _decide(self, event: Any) -> list[Any]:
+        outcome = self._seams.emit(event)
+        if outcome.dropped:
+            return ["drop"]
+        if outcome.holds:
+            first = len(self._holds)
+            self._holds |= {first + offset: hold for offset, hold in enumerate(outcome.holds)}
+            return ["hold", [[first + offset, hold.why] for offset, hold in enumerate(outcome.holds)]]
+        return ["go", outcome.event]
+
+    def _released(self, number: int) -> bool:
+        return self._holds[number].until()
+
+    def _memory_of(self, engine: str) -> Any:
+        return self._links[engine].memory
+
+
+def _engine_of(value: Any) -> str | None:
+    return value.engine if isinstance(value, RemoteMemory) else None
