@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.core import EngineCore
 from engine.seams import Forward, OpLanded, Seams, Stage
 from harness.history import History
+from harness.oracles.view import EngineView
 
 EVENT_ON, EVENT_READ = "oracle.provenance", "oracle.read"
 _NOTHING, _CHANGED = 0, -1
@@ -47,10 +47,10 @@ class ProvenanceOracle:
     """Shadows two engines. `prompts` gives the prompt of every request that either will see."""
 
     def __init__(
-        self, history: History, producer: EngineCore, consumer: EngineCore, prompts: Mapping[str, Sequence[int]]
+        self, history: History, producer: EngineView, consumer: EngineView, prompts: Mapping[str, Sequence[int]]
     ) -> None:
         self._history = history
-        self._consumer = consumer.config.engine_id
+        self._consumer = consumer.engine_id
         self._prefixes = {request_id: _Prefixes(prompt) for request_id, prompt in prompts.items()}
         self._shadows: dict[str, Identities] = {}
         self._seen: dict[str, set[int]] = {}
@@ -58,9 +58,9 @@ class ProvenanceOracle:
             memory = engine.memory
             shape = (memory.num_layers, 2, memory.num_kv_heads, memory.num_blocks, memory.block_size)
             shadow = np.full(shape, _NOTHING, dtype=np.int64)
-            self._shadows[engine.config.engine_id] = shadow
+            self._shadows[engine.engine_id] = shadow
             memory.watch(_Eraser(shadow))
-        self._producer_shadow = self._shadows[producer.config.engine_id]
+        self._producer_shadow = self._shadows[producer.engine_id]
 
     def attach(self, seams: Seams) -> None:
         self._history.add(EVENT_ON)

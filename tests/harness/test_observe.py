@@ -216,7 +216,7 @@ def test_a_damaged_line_is_refused(lines: list[Line], event: str, change: dict[s
 @pytest.mark.parametrize(
     ("event", "unused"),
     [
-        ("cell", set()),
+        ("cell", {"connector"}),
         ("request", set()),
         ("answer", {"t", "engine"}),
         ("oracle.kv", {"group"}),

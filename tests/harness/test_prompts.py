@@ -6,7 +6,7 @@ import pytest
 
 from harness.plan import plan_cells
 from harness.targets import TARGETS
-from harness.targets.sim_world import make_prompts
+from harness.targets.workload import make_prompts
 from scenarios.loader import parse_scenario
 from scenarios.schema import Scenario, Workload
 from scenarios.words import Policy

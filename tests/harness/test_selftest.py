@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import click
@@ -17,21 +17,20 @@ import engine.checksum.worker
 import harness.gaps
 import harness.plan
 import harness.seeds
-import harness.selftest
 import kernels.torch_path
+from engine.checksum.payload import PayloadLimits
 from engine.checksum.verdict import Verdict, VerdictStatus
+from engine.connectors.fabric import Fabric
 from engine.seams import Seams
-from engine.tokenizer import encode as tokenize
 from harness.commands.selftest import selftest
 from harness.mutants import MUTANTS
 from harness.mutants.base import Mutant, MutantError, applied, probe_name, resolve
-from harness.mutants.bench import SCENARIOS, Bench, doctored, named
+from harness.mutants.bench import SCENARIOS, Bench
 from harness.mutants.checksum import MUTANTS as CHECKSUM_MUTANTS
 from harness.mutants.trial import State, notice, try_mutant, unique_probes
 from harness.oracles.tokens import oracle_tokens
 from harness.selftest import SelftestError, run_selftest
 from scenarios.loader import load_scenarios
-from scenarios.words import Policy
 
 DOC = Path("docs") / "selftest.md"
 CRASHES = {"failed-load-is-freed-twice"}  # the engine itself refuses this
@@ -98,22 +97,19 @@ def test_a_property_stays_one() -> None:
     assert verdict.acceptable is False
 
 
-def test_methods_of_every_sort_stay_what_they_are() -> None:
-    before = {name: vars(target)[name] for target, name in METHODS}
-    for target, name in METHODS:
-        path = f"{target.__module__}.{target.__name__}.{name}"
-        with applied(mutant(target=path, replace=lambda original: lambda *args: original(*args))):
-            assert type(vars(target)[name]) is type(before[name])
-            assert vars(target)[name] is not before[name]
-        assert vars(target)[name] is before[name]
-
-
-METHODS = [
-    (Seams, "emit"),
-    (harness.plan.Scenario, "from_plain"),  # a classmethod
-    (sys.modules["engine.connectors.fabric"].Fabric, "_take") if "engine.connectors.fabric" in sys.modules else None,
-]
-METHODS = [method for method in METHODS if method is not None]
+@pytest.mark.parametrize(
+    ("cls", "name", "kind"),
+    [(Seams, "emit", FunctionType), (PayloadLimits, "for_engine", classmethod), (Fabric, "_take", staticmethod)],
+)
+def test_a_method_stays_what_it_is(cls: type, name: str, kind: type) -> None:
+    before = vars(cls)[name]
+    with applied(mutant(target=f"{cls.__module__}.{cls.__name__}.{name}", replace=harmless)) as calls:
+        assert type(vars(cls)[name]) is type(before) is kind
+        assert vars(cls)[name] is not before
+        if cls is PayloadLimits:
+            assert PayloadLimits.for_engine(64, [16]).max_num_tokens == 64
+            assert calls.count == 1
+    assert vars(cls)[name] is before
 
 
 def test_everything_is_put_back_after_an_exception() -> None:
@@ -211,10 +207,13 @@ def test_a_survivor_wins_over_one_that_was_never_reached() -> None:
     assert run_selftest([]).exit_code == 70
 
 
-def test_a_killer_that_was_not_reached_does_not_kill() -> None:
-    """Something else is wrong there, so nothing is proved."""
-    (trial,) = run_selftest([mutant(killers=(short_hash_is_of_eight_digits, never))]).trials
+def test_one_killer_is_enough_and_those_that_noticed_nothing_are_named() -> None:
+    (trial,) = run_selftest([mutant(killers=(never, short_hash_is_of_eight_digits))]).trials
+    assert trial.state is State.KILLED
     assert trial.idle == ("never",)
+
+
+def test_what_is_red_without_any_mutant_proves_nothing() -> None:
     with pytest.raises(SelftestError, match="without any mutant.*\nalways: something is wrong"):
         run_selftest([mutant(killers=(always,))])
 
@@ -227,7 +226,7 @@ def test_a_harmless_mutant_of_the_engine_survives() -> None:
     assert trial.calls > 0
 
 
-def test_a_lost_cell_is_noticed_and_a_full_disk_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_cell_is_noticed_and_a_full_disk_is_not_taken_for_that() -> None:
     (lost,) = [m for m in MUTANTS if m.name == "cells-get-lost"]
     with applied(lost):
         assert "interrupted" in (notice(Bench(), "clean-transfer--off") or "")
@@ -306,7 +305,9 @@ def test_the_document_lists_the_mutants(root: Path) -> None:
         f"| `{m.name}` | {m.what} | {', '.join(map(probe_name, m.killers))} | {probe_name(m.control)} |"
         for m in MUTANTS
     ]
-    table = "\n".join(["| mutant | what is broken | must be noticed by | must not be noticed by |", "|---|---|---|---|", *rows])
+    table = "\n".join(
+        ["| mutant | what is broken | must be noticed by | must not be noticed by |", "|---|---|---|---|", *rows]
+    )
     assert table in (root / DOC).read_text(encoding="utf-8"), f"\n{table}"
 
 

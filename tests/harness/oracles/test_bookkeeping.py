@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import cast
 
-import pytest
-
-from engine.seams import BlocksAllocated, BlocksFreed, RequestEnded, Seams
+from engine.cache import KVMemory
+from engine.seams import RequestEnded, Seams
 from harness.history import History, Line
 from harness.oracles.bookkeeping import BookkeepingOracle
+from harness.oracles.view import EngineView
 
 
-def engine(name: str, free: int, blocks: int = 10) -> SimpleNamespace:
-    pool = SimpleNamespace(num_free=free, num_blocks=blocks)
-    return SimpleNamespace(
-        config=SimpleNamespace(engine_id=name), scheduler=SimpleNamespace(kv=SimpleNamespace(pool=pool))
-    )
+def engine(name: str, free: int, total: int = 9) -> EngineView:
+    return EngineView(name, cast(KVMemory, None), lambda: (free, total))
 
 
 def balance(*events: object, free: int = 9) -> list[Line]:
@@ -41,8 +38,3 @@ def test_blocks_that_never_came_back() -> None:
 def test_a_request_that_ends_twice_on_one_engine() -> None:
     p, d = balance(RequestEnded("p", "r1", "stop"), RequestEnded("d", "r1", "stop"), RequestEnded("d", "r1", "abort"))
     assert (p["ends"], d["ends"]) == ([["r1", 1]], [["r1", 2]])
-
-
-@pytest.mark.parametrize("block_ids", [(), (1, 2, 3)])
-def test_it_takes_whatever_is_allocated_and_freed(block_ids: tuple[int, ...]) -> None:
-    assert len(balance(BlocksAllocated("p", "r1", block_ids), BlocksFreed("p", "r1", block_ids))) == 2

@@ -96,7 +96,7 @@ def test_a_broken_oracle_or_fault_makes_the_cell_unknown(
 
 
 def test_a_broken_oracle_outside_of_seams_makes_the_cell_unknown(cell: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.targets.sim.BookkeepingOracle.finish", raising)
+    monkeypatch.setattr("harness.oracles.bookkeeping.BookkeepingOracle.finish", raising)
     with pytest.raises(ZeroDivisionError):
         run(cell())  # the runner writes it down: tests/harness/test_runner.py
 
