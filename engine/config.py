@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
 
 from engine.checksum.policy import ChecksumSettings
 from engine.errors import StartupError
@@ -87,6 +88,16 @@ class EngineConfig:
                 f"{min(self.capacity, MAX_CONTEXT)} ({self.num_blocks - 1} blocks of {self.block_size} hold "
                 f"{self.capacity} tokens, the arithmetic {MAX_CONTEXT})"
             )
+
+    def to_plain(self) -> dict[str, Any]:
+        """The configuration as JSON values; `from_plain` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Read what `to_plain` gave. Raises StartupError for values that cannot work."""
+        parts = {"model": ModelConfig(**plain["model"]), "checksum": ChecksumSettings(**plain["checksum"])}
+        return cls(**{**plain, **parts})
 
     @property
     def capacity(self) -> int:

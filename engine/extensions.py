@@ -84,6 +84,12 @@ class Registry(dict[str, T]):
         """
         self._keep(name, extension, f"{self.noun} {name}")
 
+    def forget(self) -> None:
+        """Drop what was loaded, and look for entry points anew: something was installed while this process ran."""
+        for name in set(self) - self._own:
+            del self[name]
+        self._found = None
+
     def __missing__(self, name: str) -> T:
         entries = self._installed.get(name, [])
         if not entries:

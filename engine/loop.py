@@ -78,6 +78,13 @@ class EngineLoop:
 
         self.post(add)
 
+    def replace(self, engine: EngineCore) -> None:
+        """Drive another engine from now on. Called in this loop's thread; requests of the old one are aborted."""
+        for request_id in list(self._live):
+            self._engine.abort(request_id)
+        self._deliver()
+        self._engine = engine
+
     def abort(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
         self.post(lambda: self._engine.abort(request_id))

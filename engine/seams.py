@@ -356,6 +356,11 @@ class Seams:
         handlers.append((stage, handler))
         handlers.sort(key=lambda entry: entry[0])
 
+    @property
+    def names(self) -> list[str]:
+        """The seams that somebody listens to."""
+        return sorted(self._handlers)
+
     def listened(self, seam: str) -> bool:
         """Whether anybody listens: where building the event itself would cost something."""
         return seam in self._handlers

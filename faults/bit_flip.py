@@ -38,11 +38,11 @@ class BitFlipParams(FaultParams):
     where: Literal["valid", "past_end"] = Field(
         "valid", description="past_end: in a slot of the last block that no prompt token has."
     )
-    layer: Annotated[int, Field(ge=0)] | None = None
-    head: Annotated[int, Field(ge=0)] | None = None
+    layer: Annotated[int, Field(ge=0, description="Counted from 0.")] | None = None
+    head: Annotated[int, Field(ge=0, description="KV head, counted from 0.")] | None = None
     token: Annotated[int, Field(ge=0, description="Position in the request.")] | None = None
     byte: Annotated[int, Field(ge=0, description="In the token's K bytes, then V bytes.")] | None = None
-    bit: Annotated[int, Field(ge=0, le=7)] | None = None
+    bit: Annotated[int, Field(ge=0, le=7, description="Of the byte; 7 is the highest.")] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from engine.seams import Drop, FirstUse, LoadFinished, LoadScheduled, OpPosted, Seams, StepEnd
 from faults.base import Fault, FaultParams, When, digest
-from faults.blocks import write_block
-from faults.delivery import Delivery, op_bytes
+from faults.blocks import Bytes, write_block
+from faults.delivery import Delivery, moved
 from faults.redirect import FINISHED
 from faults.short_transfer import POISON
 
@@ -108,11 +108,11 @@ class FalseSuccess(Fault[FalseSuccessParams]):
         for block_id in sorted({missing.op.target_block for missing in self._missing}):
             kv = memory.slots((block_id,))
             before = digest(kv)
+            sources: dict[int, Bytes] = {}
             for op, source in ((m.op, m.source) for m in self._missing if m.op.target_block == block_id):
-                half = kv.shape[-1] // 2
-                slots = slice(op.target_slot, op.target_slot + op.num_slots)
-                part = slice(op.part * half, (op.part + 1) * half)
-                kv[op.layer, op.head, slots, part] = op_bytes(source, op, op.source_block, op.source_slot)
+                if op.source_block not in sources:
+                    sources[op.source_block] = source.slots((op.source_block,))
+                moved(kv, op, op.target_slot)[:] = moved(sources[op.source_block], op, op.source_slot)
             write_block(memory, block_id, kv)
             after = digest(memory.slots((block_id,)))
             self.record("step.end", f"the rest of D's block {block_id} landed after its first read", before, after)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import torch
 from pydantic import Field
 
 from engine.checksum.records import GroupBlocks
@@ -21,6 +22,7 @@ from faults.rearrange import hnd_as_nhd, kernel_block_order, other_dtype, packed
 from faults.redirect import FINISHED, Redirect, Source
 
 _ADDRESSES = ("other_block_size", "offset_overflow")
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class LayoutMismatchWhen(When):
@@ -39,6 +41,9 @@ class LayoutMismatchParams(FaultParams):
         "with twice its block size, modulo its pool. other_dtype: values converted to the other 16-bit type, and "
         "their bits stored. kernel_block_order: the halves of each block exchanged. offset_overflow: from one block "
         "id of the load on, addresses begin again at the start of P's pool.",
+    )
+    kv_dtype: Literal["bfloat16", "float16"] = Field(
+        "bfloat16", description="What the caches hold, as topology.kv_dtype; other_dtype converts to the other."
     )
 
 
@@ -79,7 +84,7 @@ class LayoutMismatch(Fault[LayoutMismatchParams]):
             "hnd_as_nhd": hnd_as_nhd,
             "packed_as_separate": packed_as_separate,
             "kernel_block_order": kernel_block_order,
-            "other_dtype": partial(other_dtype, dtype=event.memory.region(0, 0, 0, 0, 0, 1).dtype),
+            "other_dtype": partial(other_dtype, dtype=_DTYPES[self.params.kv_dtype]),
         }
         for block in rearrange_load(event, misread[self.params.how]):
             what = f"{self.params.how}: D's block {block.block_id} (block position {block.position}) was misread"

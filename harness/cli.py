@@ -78,3 +78,7 @@ def main() -> None:
         click.echo("kvchaos: this is a bug of kvchaos, not of what it tests: please report it", err=True)
         code = EXIT_SOFTWARE
     sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from engine.checksum.policy import LoadFailurePolicy
 from engine.connectors.registry import CONNECTORS, ConnectorFactory
 from harness.conformance.cells import Ran, run_scenario
 from harness.conformance.exact import exact_blocks_trouble
@@ -43,7 +44,16 @@ class ConnectorConformance:
     @pytest.fixture
     def factory(self) -> ConnectorFactory:
         """The connector under test."""
-        return CONNECTORS.choose(self.connector) if isinstance(self.connector, str) else self.connector
+        return self.under_test()
+
+    def under_test(self) -> ConnectorFactory:
+        """The factory that `connector` names or is."""
+        if not isinstance(self.connector, str):
+            return self.connector
+        try:
+            return CONNECTORS.choose(self.connector)
+        except KeyError:
+            pytest.fail(f"There is no connector {self.connector!r}, only {', '.join(CONNECTORS.names)}.", pytrace=False)
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
@@ -105,11 +115,15 @@ class ConnectorConformance:
         _none(exact_blocks_trouble(factory, prefix_hit=prefix_hit))
 
     @pytest.mark.parametrize("load_failure", ["fail", "recompute"])
-    def test_an_unknown_producer_is_a_failed_load(self, factory: ConnectorFactory, load_failure: str) -> None:
+    def test_an_unknown_producer_is_a_failed_load(
+        self, factory: ConnectorFactory, load_failure: LoadFailurePolicy
+    ) -> None:
         _none(failure_trouble(factory, load_failure, connected=False))
 
     @pytest.mark.parametrize("load_failure", ["fail", "recompute"])
-    def test_a_producer_of_another_shape_is_a_failed_load(self, factory: ConnectorFactory, load_failure: str) -> None:
+    def test_a_producer_of_another_shape_is_a_failed_load(
+        self, factory: ConnectorFactory, load_failure: LoadFailurePolicy
+    ) -> None:
         _none(failure_trouble(factory, load_failure, producer_model="small"))
 
     def test_parameters_that_no_producer_sends_do_no_harm(self, factory: ConnectorFactory) -> None:

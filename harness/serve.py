@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from engine.cache import KVMemory
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
-from engine.connectors.nixl import NixlWorker, PeerError
+from engine.connectors.nixl import NixlAgent, NixlWorker, PeerError
 from engine.connectors.pull import PullScheduler
 from engine.core import EngineCore
 from engine.errors import InputError
@@ -54,24 +54,54 @@ class ServeOptions:
     peers: Mapping[str, str] = field(default_factory=dict)
 
 
+class EngineHost:
+    """The engine of a server process. A harness may put another one in its place, between requests."""
+
+    def __init__(self, config: EngineConfig, peers: Mapping[str, str]) -> None:
+        self._fetch_peer = peer_fetcher(peers)
+        self._agent = NixlAgent(config.engine_id)
+        self.seams = RemoteSeams(config.engine_id)
+        self.engine, self._leases, self.describe = self._build(config)
+        self.loop = EngineLoop(self.engine, self.seams.poll)
+        self._offer_commands()
+
+    def _build(self, config: EngineConfig) -> tuple[EngineCore, PullScheduler, dict[str, Any]]:
+        leases = PullScheduler(config.engine_id, config.lease_ticks, MonotonicClock())
+        workers: list[NixlWorker] = []
+
+        def connect(memory: KVMemory) -> NixlWorker:
+            workers.append(NixlWorker(config.engine_id, memory, self.seams, self._fetch_peer, self._agent))
+            return workers[0]
+
+        engine = EngineCore(config, self.seams, leases, connect)
+        return engine, leases, workers[0].describe()
+
+    def _offer_commands(self) -> None:
+        commands = {"configure": self.configure} | engine_commands(self.engine, self._leases)
+        self.seams.serve(self.engine.memory, commands)
+
+    def configure(self, plain: Mapping[str, Any]) -> None:
+        """Replace the engine by one of this configuration (`EngineConfig.to_plain`). Called in the loop's thread.
+
+        Raises:
+            StartupError: it cannot be started so; the engine that runs is kept.
+        """
+        self.engine, self._leases, self.describe = self._build(EngineConfig.from_plain(plain))
+        self.loop.replace(self.engine)
+        self._offer_commands()
+
+
 def serve_engine(config: EngineConfig, options: ServeOptions) -> NoReturn:
     """Run an engine with the NIXL pull connector behind its server, until a signal ends it."""
-    seams = RemoteSeams(config.engine_id)
-    scheduler = PullScheduler(config.engine_id, config.lease_ticks, MonotonicClock())
-    workers: list[NixlWorker] = []
-
-    def connect(memory: KVMemory) -> NixlWorker:
-        workers.append(NixlWorker(config.engine_id, memory, seams, peer_fetcher(options.peers)))
-        return workers[0]
-
-    engine = EngineCore(config, seams, scheduler, connect)
-    seams.serve(engine.memory, engine_commands(engine, scheduler))
-    loop = EngineLoop(engine, seams.poll)
-    server = EngineServer(config.engine_id, loop, EngineMetrics(engine), workers[0].describe())
-    accept_control(options.control, lambda events, commands: loop.post(lambda: seams.connect(events, commands)))
-    loop.start()
+    host = EngineHost(config, options.peers)
+    metrics = EngineMetrics(lambda: host.engine)
+    server = EngineServer(config.engine_id, host.loop, metrics, lambda: host.describe)
+    accept_control(
+        options.control, lambda events, commands: host.loop.post(lambda: host.seams.connect(events, commands))
+    )
+    host.loop.start()
     code = _serve(server.app, options)
-    loop.stop()
+    host.loop.stop()
     leave(code)
 
 
@@ -112,9 +142,14 @@ def engine_commands(engine: EngineCore, leases: PullScheduler) -> dict[str, Call
             "unfinished": engine.scheduler.num_unfinished,
             "loading": engine.scheduler.num_loading,
             "leases": leases.num_leases,
+            "fenced": engine.scheduler.kv.num_fenced + engine.steps_in_flight,
         }
 
-    return {"shape": shape, "end_lease": end_lease, "state": state}
+    def end_leases() -> None:
+        for request_id in leases.held:
+            leases.end_lease(request_id)
+
+    return {"shape": shape, "end_lease": end_lease, "end_leases": end_leases, "state": state}
 
 
 def peer_fetcher(peers: Mapping[str, str]) -> Callable[[str], Mapping[str, Any]]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +17,9 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A distribution of its own: test_example_package.py installs it, and runs its tests.
+collect_ignore = ["example_package"]
 
 # No deadline and no "too slow" check, since no test asserts a wall time. In CI the examples are the same in every run;
 # elsewhere they are new ones, and a failure prints what reproduces it.
@@ -48,3 +54,37 @@ def repo_files() -> list[Path]:
     ).stdout
     paths = (ROOT / name for name in sorted(set(listed.split("\0"))) if name)
     return [path for path in paths if path.is_file()]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Put a distribution on the path, for this test: its entry points in one group, and its modules as text."""
+    from engine.extensions import LOADED
+    from faults import registry
+    from harness.plugins import REGISTRIES
+
+    site, before, modules_before = tmp_path / "site", dict(LOADED), set(sys.modules)
+
+    def install(
+        name: str, group: str, points: Mapping[str, str], modules: Mapping[str, str] | None = None, version: str = "1.0"
+    ) -> None:
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = [f"{point} = {value}" for point, value in points.items()]
+        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+        for module, text in (modules or {}).items():
+            (site / f"{module}.py").write_text(dedent(text))
+        monkeypatch.syspath_prepend(site)
+        for found in REGISTRIES.values():
+            found.forget()
+
+    monkeypatch.setattr(registry, "PARAMS", dict(registry.PARAMS))
+    yield install
+    for found in REGISTRIES.values():
+        found.forget()
+    LOADED.clear()
+    LOADED.update(before)
+    for module in set(sys.modules) - modules_before:
+        if str(getattr(sys.modules[module], "__file__", "")).startswith(str(site)):
+            del sys.modules[module]

@@ -70,28 +70,62 @@ class _Read:
         return cast(KVMemory, self.peer.geometry)
 
 
-class NixlWorker(WorkerConnector):
-    """A worker's side. `fetch_peer` asks an engine by id for its `describe`; it raises PeerError."""
+class NixlAgent:
+    """A process's NIXL agent. It outlives the engines that use it, and makes sure that nothing of one is left."""
 
-    def __init__(self, engine_id: str, memory: KVMemory, seams: Seams, fetch_peer: FetchPeer) -> None:
+    def __init__(self, engine_id: str) -> None:
         try:
             from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-untyped]
         except ImportError as error:
             raise StartupError(f"NIXL cannot be imported ({error}): install kvchaos[nixl]") from None
+        # An agent's name must be new: a peer that knew an earlier process of this id would mix the two up.
+        self.name = f"{engine_id}-{time.time_ns():x}"
+        self.api = nixl_agent(self.name, nixl_agent_config(backends=["UCX"]))
+        self._registered: Any = None
+        self._met: set[str] = set()
+
+    def register(self, memory: KVMemory) -> None:
+        """Register an engine's caches in the place of an earlier engine's, and forget the peers of that one."""
+        if self._registered is not None:
+            self.api.deregister_memory(self._registered)
+        for agent in list(self._met):
+            self.forget(agent)
+        self.api.get_new_notifs()
+        views = memory.layer_views()
+        regions = [(view.data_ptr(), view.numel() * view.element_size(), 0, "") for view in views]
+        self._registered = self.api.register_memory(regions, _MEMORY)
+
+    def meet(self, metadata: bytes) -> str:
+        """Take in a peer's metadata. Returns its agent's name."""
+        found = self.api.add_remote_agent(metadata)
+        name = found.decode() if isinstance(found, bytes) else str(found)
+        self._met.add(name)
+        return name
+
+    def forget(self, name: str) -> None:
+        """Drop a peer; one that has gone already is no trouble."""
+        self._met.discard(name)
+        try:
+            self.api.remove_remote_agent(name)
+        except Exception as error:  # noqa: BLE001 - NIXL raises many kinds; the peer is gone anyway
+            logger.debug("peer %s: %s", name, error)
+
+
+class NixlWorker(WorkerConnector):
+    """A worker's side. `fetch_peer` asks an engine by id for its `describe`; it raises PeerError."""
+
+    def __init__(self, engine_id: str, memory: KVMemory, seams: Seams, fetch_peer: FetchPeer, agent: NixlAgent) -> None:
         self._engine_id = engine_id
         self._memory = memory
         self._seams = seams
         self._fetch_peer = fetch_peer
-        # An agent's name must be new: a peer that knew an earlier process of this id would mix the two up.
-        self._agent_name = f"{engine_id}-{time.time_ns():x}"
-        self._agent = nixl_agent(self._agent_name, nixl_agent_config(backends=["UCX"]))
-        views = memory.layer_views()
-        regions = [(view.data_ptr(), view.numel() * view.element_size(), 0, "") for view in views]
-        self._registered = self._agent.register_memory(regions, _MEMORY)
+        self._owner = agent
+        self._agent = agent.api
+        agent.register(memory)
         self._peers: dict[str, Peer] = {}
         self._reads: dict[str, _Read] = {}
         self._failed: set[str] = set()
-        self._mine = self._describe_layout(self._agent_name)
+        self._mine = self._describe_layout(agent.name)
 
     def describe(self) -> dict[str, Any]:
         """What a peer needs to read this engine's memory, as JSON values."""
@@ -232,7 +266,7 @@ class NixlWorker(WorkerConnector):
     def _meet(self, engine_id: str) -> Peer:
         found = self._fetch_peer(engine_id)
         try:
-            agent = self._agent.add_remote_agent(base64.b64decode(found["metadata"]))
+            name = self._owner.meet(base64.b64decode(found["metadata"]))
             geometry = PeerMemory(
                 engine_id,
                 *(int(found[n]) for n in ("num_layers", "num_kv_heads", "num_blocks", "block_size", "bytes_per_token")),
@@ -244,7 +278,6 @@ class NixlWorker(WorkerConnector):
             raise PeerError(f"engine {engine_id} describes itself in a way that cannot be used: {error}") from None
         if len(strides) != 4 or len(bases) != geometry.num_layers or row_bytes != self._mine.row_bytes:
             raise PeerError(f"engine {engine_id} has another KV geometry")
-        name = agent.decode() if isinstance(agent, bytes) else str(agent)
         return Peer(name, geometry, bases, (strides[0], strides[1], strides[2], strides[3]), row_bytes)
 
     def _forget_peer(self, read: _Read) -> None:
@@ -252,10 +285,7 @@ class NixlWorker(WorkerConnector):
         known = self._peers.pop(read.spec.remote_engine_id, None)
         if known is None or any(other.peer is known for other in self._reads.values() if other is not read):
             return
-        try:
-            self._agent.remove_remote_agent(known.agent)
-        except Exception as error:  # noqa: BLE001 - it is gone anyway
-            logger.debug("peer %s: %s", known.agent, error)
+        self._owner.forget(known.agent)
 
     def _describe_layout(self, agent: str) -> Peer:
         views = self._memory.layer_views()

@@ -97,6 +97,11 @@ class PullScheduler(SchedulerConnector):
     def num_leases(self) -> int:
         return len(self._deadlines)
 
+    @property
+    def held(self) -> list[str]:
+        """Requests whose blocks are held."""
+        return list(self._deadlines)
+
     def holds_lease(self, request_id: str) -> bool:
         return request_id in self._deadlines
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -35,9 +35,13 @@ class EngineServer:
     """The HTTP face of one engine loop."""
 
     def __init__(
-        self, engine_id: str, loop: EngineLoop, metrics: EngineMetrics, describe: Mapping[str, Any] | None = None
+        self,
+        engine_id: str,
+        loop: EngineLoop,
+        metrics: EngineMetrics,
+        describe: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`describe` is what a peer needs to read this engine's KV; None: nobody can."""
+        """`describe` gives what a peer needs to read this engine's KV; None: nobody can."""
         self._engine_id = engine_id
         self._describe = describe
         self._loop = loop
@@ -109,7 +113,7 @@ class EngineServer:
             return JSONResponse(
                 error_body("this engine's KV cannot be read from outside", "invalid_request_error"), 404
             )
-        return JSONResponse(self._describe)
+        return JSONResponse(self._describe())
 
     async def _metrics_page(self, _: HTTPRequest) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from engine.core import EngineCore
@@ -13,8 +15,8 @@ _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 class EngineMetrics:
     """One registry an engine. docs/alerts.md has rules on top of these names."""
 
-    def __init__(self, engine: EngineCore) -> None:
-        self._engine = engine
+    def __init__(self, engine: Callable[[], EngineCore]) -> None:
+        """`engine` gives the engine as it is now."""
         self.registry = CollectorRegistry()
         self._loads = Counter(
             "kvchaos_loads", "Remote KV loads by verdict and reason.", ["verdict", "reason"], registry=self.registry
@@ -38,9 +40,9 @@ class EngineMetrics:
             buckets=_TTFT_BUCKETS,
         )
         free = Gauge("kvchaos_free_blocks", "Blocks in the pool that nobody holds.", registry=self.registry)
-        free.set_function(lambda: engine.scheduler.kv.pool.num_free)
+        free.set_function(lambda: engine().scheduler.kv.pool.num_free)
         leases = Gauge("kvchaos_leases", "Requests whose blocks are held for a consumer.", registry=self.registry)
-        leases.set_function(lambda: engine.connector.num_leases if engine.connector is not None else 0)
+        leases.set_function(lambda: _leases(engine()))
 
     def first_token(self, seconds: float) -> None:
         """A request's first token came `seconds` after it arrived."""
@@ -59,3 +61,7 @@ class EngineMetrics:
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)
+
+
+def _leases(engine: EngineCore) -> int:
+    return 0 if engine.connector is None else engine.connector.num_leases

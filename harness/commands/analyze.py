@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -27,7 +28,7 @@ def analyze(run_dir: Path, write: bool, as_json: bool) -> int:
 
     Nothing is run. Without --write nothing in RUN_DIR changes; what differs from its results.json is said.
     """
-    if not run_dir.is_dir():
+    if not os.path.isdir(run_dir):  # Path.is_dir raises where it may not look
         raise HistoryError(f"{run_dir}: no such folder: give the folder of a run, such as runs/latest")
     result = judge_run(run_dir, read_options(run_dir))
     if write:
@@ -44,7 +45,7 @@ def analyze(run_dir: Path, write: bool, as_json: bool) -> int:
 
 def _compared(path: Path, result: RunResult) -> str:
     """What differs from the stored results. That they are missing or damaged says nothing about the history."""
-    if not path.exists():
+    if not os.path.exists(path):
         return f"There is no {path.name} to compare with: --write makes it."
     try:
         stored = read_results(path)

@@ -1,4 +1,4 @@
-"""Runs a scenario of the kit with a connector, and says what went wrong: the judge's words, and what was damaged how."""
+"""Runs a scenario of the kit with a connector, and says what went wrong and what was damaged how."""
 
 from __future__ import annotations
 

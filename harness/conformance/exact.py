@@ -93,14 +93,11 @@ def exact_blocks_trouble(factory: ConnectorFactory, *, prefix_hit: bool) -> str 
     where = f"The load is for D's blocks {_listed(loaded.block_ids)}, block positions {_listed(loaded.positions)}"
     if not watcher.finished:
         return f"{where}, and was never reported as finished."
-    if watcher.allocated is not None and watcher.allocated != loaded:
-        return (
-            f"{where}, but D allocated {_listed(watcher.allocated.block_ids)} for it: plan_load must keep its groups."
-        )
-    if watcher.changed:
-        return (
-            f"{where}, but it changed D's block{_plural(watcher.changed)} {_listed(watcher.changed)} as well (BLK-5)."
-        )
+    allocated, changed = watcher.allocated, watcher.changed
+    if allocated is not None and allocated != loaded:
+        return f"{where}, but D allocated {_listed(allocated.block_ids)} for it: plan_load must keep its groups."
+    if changed:
+        return f"{where}, but it changed D's block{_plural(changed)} {_listed(changed)} as well (BLK-5)."
     damage = pair.seen.damage(REQUEST)
     return "\n".join([f"{where} (BLK-5).", *damage]) if damage else None
 

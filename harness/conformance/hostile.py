@@ -10,10 +10,10 @@ from engine.errors import RequestError
 from engine.request import FinishReason
 from harness.conformance.pair import NUM_BLOCKS, Pair, make_prompt, tokens_alone
 
-_NUMBERS = (-1, NUM_BLOCKS, 2**31, 2**70, 1.5, "7", None, [])
-_TEXTS = ("nobody", "", "x" * 100_000, 7, None, [])
-_FLAGS = (1, "true", None, [])
-_LISTS = (None, [], "text", 5, {}, [None], [[]])
+_NUMBERS: tuple[Any, ...] = (-1, NUM_BLOCKS, 2**31, 2**70, 1.5, "7", None, [])
+_TEXTS: tuple[Any, ...] = ("nobody", "", "x" * 100_000, 7, None, [])
+_FLAGS: tuple[Any, ...] = (1, "true", None, [])
+_LISTS: tuple[Any, ...] = (None, [], "text", 5, {}, [None], [[]])
 
 
 def hostile_params(params: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.checksum.policy import ChecksumSettings
+from engine.checksum.policy import ChecksumSettings, LoadFailurePolicy
 from engine.clock import VirtualClock
 from engine.config import EngineConfig, preset
 from engine.connectors.fabric import Fabric
@@ -17,7 +17,7 @@ from engine.seams import Seams
 from engine.tokenizer import BOS
 from harness.conformance.seen import SeenKV
 
-MAX_ROUNDS = 20_000
+MAX_ROUNDS = 2_000
 LEASE_TICKS = 1_000
 NUM_BLOCKS = 32
 OUTPUT_TOKENS = 2
@@ -36,7 +36,7 @@ class Pair:
         self,
         factory: ConnectorFactory,
         *,
-        load_failure: str = "fail",
+        load_failure: LoadFailurePolicy = "fail",
         prefix_caching: bool = False,
         connected: bool = True,
         producer_model: str = "tiny",

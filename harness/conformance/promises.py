@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
+from engine.checksum.policy import LoadFailurePolicy
 from engine.checksum.verdict import NotCheckedReason
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
@@ -91,7 +92,7 @@ def _lease_troubles(factory: ConnectorFactory) -> Iterator[str]:
         yield f"D has read the request, and P still holds {pair.held(pair.producer)} blocks: it must be told (sent)."
 
 
-def failure_trouble(factory: ConnectorFactory, load_failure: str, **pair_options: Any) -> str | None:
+def failure_trouble(factory: ConnectorFactory, load_failure: LoadFailurePolicy, **pair_options: Any) -> str | None:
     """A load that cannot work must be reported as failed, and end as `load_failure` says."""
     pair, prompt = Pair(factory, load_failure=load_failure, **pair_options), make_prompt(57)
     params = pair.prefill("r", prompt)

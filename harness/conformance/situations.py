@@ -48,7 +48,7 @@ SITUATIONS: Mapping[str, Plain] = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A fault of the transport, what D must say of the load, and what a connector lacks that shows no evidence of it."""
+    """A fault of the transport, what D must say of the load, and a hint for where the fault leaves no evidence."""
 
     fault: Plain
     verdict: str
@@ -100,7 +100,7 @@ def clean_scenario(policy: Policy, topology: Plain, workload: Plain | None = Non
         "policies": [str(policy)],
         "topology": topology,
         "workload": {**_CLEAN_WORKLOAD, **(workload or {})},
-        "expect": {str(policy): _OFF | {"truth": "intact", "tokens": "right"} if policy is Policy.OFF else _CLEAN},
+        "expect": {str(policy): {**_CLEAN, **_OFF} if policy is Policy.OFF else _CLEAN},
         "twin": False,
     }
 

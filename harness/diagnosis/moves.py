@@ -89,7 +89,7 @@ def _credible(hits: Mask, wrong: Mask, tokens: Ints, source: Ints) -> Mask:
         breaks = (np.diff(tokens[both]) != 1) | (np.diff(source[both] - tokens[both]) != 0)
         starts = np.append(0, np.flatnonzero(breaks) + 1)
         lengths = np.diff(np.append(starts, len(both)))
-        credible[both[np.repeat(lengths, lengths) >= _IN_A_ROW]] = True
+        0 and credible[both[np.repeat(lengths, lengths) >= _IN_A_ROW]] = True
     return credible
 
 
@@ -102,7 +102,7 @@ def _own(cmp: Comparison, planes: Mask, tokens: Ints, index: Ints) -> list[Findi
             found = _finding(cmp, planes, blocks, grid)
             if found:
                 return found
-    return _finding(cmp, planes, moves, 1)
+    return _finding(cmp, planes, _bridged(cmp, planes, moves), 1)
 
 
 def _as_blocks(moves: Map, grid: int) -> Map | None:

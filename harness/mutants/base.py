@@ -15,8 +15,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any, Literal
 
-from harness.errors import CheckerError
-from harness.mutants.bench import Bench
+from harness.mutants.bench import Bench, MutantError
 
 PACKAGES = ("kernels", "engine", "faults", "scenarios", "reports", "harness")
 
@@ -24,10 +23,6 @@ Area = Literal["checksum", "verifier", "policy", "injector", "judge", "reporter"
 Function = Callable[..., Any]
 Check = Callable[[Bench], str | None]
 Probe = str | Check
-
-
-class MutantError(CheckerError):
-    """A mutant cannot be put in as it is declared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ TARGET = "sim"
 SCENARIOS = Path(str(scenarios.__file__)).parent
 
 
+class MutantError(CheckerError):
+    """A mutant, a killer or a control cannot be used as it is declared."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Runs cells. `seed` is the run seed of all of them."""
@@ -75,16 +79,16 @@ def named(name: str) -> tuple[Scenario, tuple[Policy, ...]]:
     """The scenario and the policies of "scenario" or "scenario--policy".
 
     Raises:
-        CheckerError: there is none.
+        MutantError: there is none.
     """
     stem, _, policy = name.partition("--")
     paths = sorted(SCENARIOS.rglob(f"{stem}.yaml"))
     if not paths:
-        raise CheckerError(f"{name}: no scenario {stem} in the folder scenarios: was it renamed?")
+        raise MutantError(f"{name}: no scenario {stem} in the folder scenarios: was it renamed?")
     scenario = load_scenario(paths[0])
     policies = (Policy(policy),) if policy else scenario.policies
     if not set(policies) <= set(scenario.policies):
-        raise CheckerError(f"{name}: {stem} does not run under {policy}: use {', '.join(scenario.policies)}")
+        raise MutantError(f"{name}: {stem} does not run under {policy}: use {', '.join(scenario.policies)}")
     return scenario, policies
 
 

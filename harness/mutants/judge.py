@@ -79,8 +79,8 @@ def _nothing_foreign(original: Function) -> Function:
 def _all_free(original: Function) -> Function:
     def finish(oracle: BookkeepingOracle) -> None:
         for engine in oracle._engines:
-            total = engine.scheduler.kv.pool.num_blocks - 1
-            oracle._history.add("oracle.pool", engine=engine.config.engine_id, free=total, total=total, ends=[])
+            _, total = engine.pool()
+            oracle._history.add("oracle.pool", engine=engine.engine_id, free=total, total=total, ends=[])
 
     return finish
 

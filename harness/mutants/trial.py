@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.mutants.base import Mutant, MutantError, Probe, applied, probe_name
-from harness.mutants.bench import TARGET, Bench
+from harness.mutants.base import Mutant, Probe, applied, probe_name
+from harness.mutants.bench import TARGET, Bench, MutantError
 from scenarios.words import Result, Role
 
 AS_EXPECTED = (Result.PASS, Result.KNOWN_GAP)

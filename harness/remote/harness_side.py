@@ -27,14 +27,19 @@ class RemoteCommandError(KVChaosError):
 
 
 class EngineLink:
-    """One engine's control channel."""
+    """The control channel of one engine, or of the proxy, which has no memory."""
 
     def __init__(self, engine: str, address: tuple[str, int], token: bytes) -> None:
         self.engine = engine
         self._events: Connection = Client(address, authkey=token)
         self._commands: Connection = Client(address, authkey=token)
         self._command_lock = threading.Lock()
+        self.memory: RemoteMemory | None = None
+
+    def meet_memory(self) -> RemoteMemory:
+        """The memory of the engine as it is configured now."""
         self.memory = RemoteMemory(self)
+        return self.memory
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Run a command in the engine and return what it gave.
@@ -110,34 +115,29 @@ class RemoteMemory:
 
 
 class Dispatcher:
-    """Calls the handlers of `seams` for the events of every linked engine, one at a time."""
+    """Calls the handlers of a cell's seams for the events of every linked engine, one at a time."""
 
-    def __init__(self, seams: Seams, links: Mapping[str, EngineLink]) -> None:
-        self._seams = seams
+    def __init__(self, links: Mapping[str, EngineLink]) -> None:
         self._links = links
         self._lock = threading.RLock()
-        self._holds: dict[int, Hold] = {}
-        self._threads: list[threading.Thread] = []
+        self._seams = Seams()
+        self._holds: list[Hold] = []
+        self._count = 0
         self.error: CheckerError | None = None
+        for link in links.values():
+            threading.Thread(target=self._serve, args=(link,), name=f"events-{link.engine}", daemon=True).start()
 
-    def start(self, subscribed: frozenset[str]) -> None:
-        """Subscribe to these seams on every engine and begin to answer."""
+    @property
+    def now(self) -> int:
+        """Logical time: the events that have been handled."""
+        return self._count
+
+    def begin(self, seams: Seams) -> None:
+        """Answer with the handlers of `seams` from now on, and ask the engines for what they listen to."""
+        with self._lock:
+            self._seams, self._holds, self._count, self.error = seams, [], 0, None
         for link in self._links.values():
-            link.call("subscribe", sorted(subscribed))
-            thread = threading.Thread(target=self._serve, args=(link,), name=f"events-{link.engine}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def stop(self) -> None:
-        """Hang up; the engines go on alone."""
-        for link in self._links.values():
-            link.close()
-        for thread in self._threads:
-            thread.join(timeout=10)
-
-    def locked(self) -> threading.RLock:
-        """The lock under which handlers run, for whoever must not run beside them."""
-        return self._lock
+            link.call("subscribe", seams.names)
 
     def _serve(self, link: EngineLink) -> None:
         while True:
@@ -149,13 +149,13 @@ class Dispatcher:
 
     def _answer(self, kind: str, body: Any) -> list[Any]:
         with self._lock:
-            if self.error is not None:
-                return ["go", body] if kind == "event" else [True]
+            self._count += kind == "event"
             try:
-                return [self._released(body)] if kind == "released" else self._decide(body)
+                if self.error is None:
+                    return self._decide(body) if kind == "event" else [self._holds[body].until()]
             except CheckerError as error:
                 self.error = error
-                return ["go", body] if kind == "event" else [True]
+            return ["go", body] if kind == "event" else [True]
 
     def _decide(self, event: Any) -> list[Any]:
         outcome = self._seams.emit(event)
@@ -163,12 +163,9 @@ class Dispatcher:
             return ["drop"]
         if outcome.holds:
             first = len(self._holds)
-            self._holds |= {first + offset: hold for offset, hold in enumerate(outcome.holds)}
+            self._holds += outcome.holds
             return ["hold", [[first + offset, hold.why] for offset, hold in enumerate(outcome.holds)]]
         return ["go", outcome.event]
-
-    def _released(self, number: int) -> bool:
-        return self._holds[number].until()
 
     def _memory_of(self, engine: str) -> Any:
         return self._links[engine].memory

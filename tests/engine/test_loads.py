@@ -7,6 +7,7 @@ import pytest
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
 from engine.checksum.verdict import VerdictStatus
+from engine.config import preset
 from engine.errors import RequestError
 from engine.request import FinishReason, Request, Status
 
@@ -91,6 +92,44 @@ def test_a_clean_load_serves_the_right_tokens(tools, new_world, length, mode):
     assert answer.token_ids == tools.tokens_alone(prompt.token_ids, prompt.max_tokens)
     expected = (VerdictStatus.NOT_CHECKED, "off") if mode == "off" else (VERIFIED, None)
     assert (answer.verdict.status, answer.verdict.reason, answer.recomputed) == (*expected, False)
+
+
+@pytest.mark.req("CON-5", "DEF-1")
+@pytest.mark.parametrize("layouts", [("HND", "HND"), ("HND", "NHD"), ("NHD", "HND"), ("NHD", "NHD")], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"block_size": 8}, {"block_size": 32}, {"kv_dtype": "float16"}, {"model": "small"}]
+)
+def test_layouts_do_not_enter_the_comparison(tools, new_world, layouts, options):
+    options = options | ({"model": preset("small")} if "model" in options else {})
+    world = new_world("enforce", producer={"layout": layouts[0]}, consumer={"layout": layouts[1]}, **options)
+    prompts = [tools.prompt(f"r{n}", n) for n in (1, 31, 32, 70)]
+    answers = world.run(prompts)
+    alone = {k: v for k, v in options.items() if k != "block_size"}
+    for prompt in prompts:
+        answer = answers[prompt.request_id]
+        assert (answer.verdict.status, answer.verdict.groups[0].not_compared) == (VERIFIED, ())
+        assert answer.token_ids == tools.tokens_alone(prompt.token_ids, prompt.max_tokens, **alone)
+
+
+@pytest.mark.req("VER-2", "FPR-1")
+def test_sides_of_another_dtype_are_unverified(tools, new_world):
+    """Their elements are equally wide: the bytes arrive, and mean something else."""
+    world = new_world("enforce", producer={"kv_dtype": "bfloat16"}, consumer={"kv_dtype": "float16"})
+    answer = world.run([tools.prompt("a", 40)])["a"]
+    assert (answer.verdict.status, answer.verdict.reason) == (UNVERIFIED, "other_layers")
+    assert answer.error == "KV load failed: checksums unverified (other_layers)"
+
+
+def test_a_load_from_the_engine_itself_is_a_load(tools, new_world):
+    """What a confused proxy may ask for: D reads its own blocks, finds something else in them, and goes on."""
+    world = new_world("enforce", "recompute")
+    prompt = tools.prompt("a", 40)
+    request = world.load(prompt, remote_engine_id="D", remote_block_ids=[[1, 2, 3]])
+    assert request.block_ids == [1, 2, 3]
+    world.deliver()
+    output = world.finish()["a"]
+    assert (output.verdict.status, output.recomputed) == (MISMATCH, True)
+    assert output.token_ids == tools.tokens_alone(prompt.token_ids, prompt.max_tokens)
 
 
 def test_the_last_prompt_token_is_computed_again_and_nothing_else(tools, new_world):

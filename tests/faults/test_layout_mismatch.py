@@ -29,7 +29,7 @@ def named(ran) -> list[re.Match[str]]:
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16"])
 def test_evidence_names_what_the_oracles_saw_and_the_twin_is_clean(sim, how: str, kv_dtype: str) -> None:
     topology = {"producer": {"layout": "HND"}, "consumer": {"layout": "NHD"}, "kv_dtype": kv_dtype}
-    pair = sim(mismatch(how), topology=topology)
+    pair = sim(mismatch(how) | {"kv_dtype": kv_dtype}, topology=topology)
     load = pair.fault.load()
     wrong = load.load_finished.differing(load.kv_final)
     assert wrong
@@ -111,7 +111,9 @@ def test_needs() -> None:
     assert "transfer.op_posted" in needs("other_block_size")
 
 
-@pytest.mark.parametrize("wrong", [{"how": "nhd"}, {"when": {"load": 2, "at": "before_verify"}}, {"layer": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"how": "nhd"}, {"kv_dtype": "float8"}, {"when": {"load": 2, "at": "before_verify"}}, {"layer": 1}]
+)
 def test_parameters_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         LayoutMismatchParams.model_validate(mismatch("hnd_as_nhd") | wrong)
