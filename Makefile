@@ -23,7 +23,7 @@ STALE := stale
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser nightly lint format typecheck clean distclean stale
+.PHONY: help setup demo test test-browser docs conformance nightly lint format typecheck clean distclean stale
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,12 @@ test-browser: $(STAMP)  ## Run the tests of the report page in Chromium
 		else echo "These tests need Chromium: install your system's package." >&2; exit 1; fi
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(PIP_INSTALL) playwright
 	$(BIN)/python -m pytest -q -n 0 -m browser tests/browser $(ARGS)
+
+docs: $(STAMP)  ## Write the pages of docs/ that are made from code
+	$(BIN)/python -m harness.docgen faults schema
+
+conformance: $(STAMP)  ## Write docs/conformance.md: which tests cover which requirement
+	$(BIN)/python -m harness.docgen conformance
 
 nightly: $(STAMP)  ## Run every scenario on a fresh seed, the self-test and the canary; SEED=n picks the seed
 	JOBS=$(JOBS) .ci/nightly
@@ -91,6 +97,8 @@ $(STAMP): pyproject.toml constraints.txt $(STALE)
 	@trap 'exit 130' INT TERM; \
 	touch $(VENV)/.incomplete; \
 	echo "Installing torch" && $(PIP_INSTALL) pip setuptools && $(PIP_INSTALL) torch && \
-	echo "Installing kvchaos and its tools" && PYTHONWARNINGS=ignore $(PIP_INSTALL) --no-build-isolation -e '.[dev]'; \
+	echo "Installing kvchaos and its tools" && PYTHONWARNINGS=ignore $(PIP_INSTALL) --no-build-isolation -e '.[dev]' && \
+	echo "Installing NIXL" && { $(PIP_INSTALL) --no-deps nixl nixl-cu12 || \
+		echo "NIXL cannot be installed here: only the target local needs it"; }; \
 	code=$$?; rm -f $(VENV)/.incomplete; exit $$code
 	@printf '%s\n' "$(CURDIR)" > $@

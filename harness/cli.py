@@ -23,6 +23,7 @@ COMMANDS = {
     "merge": ("merge", "merge"),
     "checksum": ("checksum", "checksum"),
     "payload": ("payload", "payload"),
+    "schema": ("schema", "schema"),
     "serve": ("serve", "serve"),
 }
 

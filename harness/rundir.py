@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -118,7 +119,8 @@ def read_manifest(run_dir: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         Options.from_plain(data["options"])
-        if not isinstance(data["plan"], list) or not all(isinstance(cell_id, str) for cell_id in data["plan"]):
+        # The ids are names of folders.
+        if not isinstance(data["plan"], list) or not all(map(re.compile(r"[\w-]+").fullmatch, data["plan"])):
             raise TypeError("plan is no list of cells")
         if data["shard"] is not None and not isinstance(data["shard"], str):
             raise TypeError("shard is no i/n")

@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, settings
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# Scenarios below tests/ are what tests are about, and not tests themselves.
+collect_ignore_glob = ["*.yaml", "*.yml"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A distribution of its own: test_example_package.py installs it, and runs its tests.

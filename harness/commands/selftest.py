@@ -21,7 +21,7 @@ from harness.mutants.trial import State, Trial, unique_probes
 from harness.selftest import SelftestResult, run_selftest
 from reports.records import to_json
 
-WIDTH = 140
+WIDTH = 160
 _WORDS = {
     State.KILLED: "killed",
     State.SURVIVED: "SURVIVED",
@@ -72,38 +72,34 @@ def _chosen(names: Sequence[str]) -> list[Mutant]:
 
 
 def _print_list(mutants: Sequence[Mutant], as_json: bool, console: Console) -> None:
-    rows = [
-        {
-            "name": mutant.name,
-            "area": mutant.area,
-            "what": mutant.what,
-            "killers": ", ".join(map(probe_name, mutant.killers)),
-            "control": probe_name(mutant.control),
-        }
-        for mutant in mutants
-    ]
     if as_json:
+        rows = [
+            {
+                "name": mutant.name,
+                "area": mutant.area,
+                "what": mutant.what,
+                "killers": [probe_name(killer) for killer in mutant.killers],
+                "control": probe_name(mutant.control),
+            }
+            for mutant in mutants
+        ]
         click.echo(json.dumps(rows))
         return
-    table = Table(box=None, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*map(Text, row.values()))
+    table = _table("name", "area", "what is broken", "must be noticed by", "must not be noticed by")
+    for mutant in mutants:
+        killers = "\n".join(map(probe_name, mutant.killers))
+        table.add_row(mutant.name, mutant.area, mutant.what, killers, probe_name(mutant.control))
     console.print(table)
 
 
 def _print_result(result: SelftestResult, console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    for name in ("mutant", "", "killed by", "control", "calls"):
-        table.add_column(name, justify="right" if name == "calls" else "left")
+    table = _table("mutant", "", "killed by", "control", "calls")
     for trial in result.trials:
-        good = trial.state is State.KILLED
         table.add_row(
-            Text(trial.mutant),
-            Text(_WORDS[trial.state], "green" if good else "bold red"),
-            Text("\n".join(noticed.killer for noticed in trial.killed_by) or "-"),
-            Text(trial.control),
+            trial.mutant,
+            Text(_WORDS[trial.state], "green" if trial.state is State.KILLED else "bold red"),
+            "\n".join(noticed.killer for noticed in trial.killed_by) or "-",
+            trial.control,
             str(trial.calls),
         )
     console.print(table)
@@ -112,6 +108,14 @@ def _print_result(result: SelftestResult, console: Console) -> None:
         if trial.state is not State.KILLED:
             console.print(Text(_complaint(trial), "bold red"))
     console.print(Text(_conclusion(result), "bold" if result.exit_code == 0 else "bold red"))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        wraps = column == "what is broken"
+        table.add_column(column, justify="right" if column == "calls" else "left", no_wrap=not wraps, overflow="fold")
+    return table
 
 
 def _complaint(trial: Trial) -> str:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from engine.checksum.records import GroupBlocks
 from engine.connectors.registry import ConnectorFactory
+from engine.kv_manager import GROUP
 from engine.seams import FirstUse, KVFinal, LoadFinished, LoadScheduled, Stage
 from harness.conformance.pair import Pair, make_prompt
 
@@ -41,12 +42,12 @@ class _Watcher:
 
     def _is_final(self, event: KVFinal) -> None:
         if event.request_id == REQUEST:
-            self.final = event.groups[0]
+            self.final = event.groups[GROUP]
 
     def _prepare(self, event: LoadScheduled) -> None:
         if event.request_id != REQUEST or self.final is None:
             return
-        self.loaded = event.groups[0]
+        self.loaded = event.groups[GROUP]
         source = self.pair.producer.memory
         wanted = {self.final.block_ids[position] for position in self.loaded.positions}
         others = tuple(block_id for block_id in range(source.num_blocks) if block_id not in wanted)
@@ -67,7 +68,7 @@ class _Watcher:
 
     def _is_used(self, event: FirstUse) -> None:
         if event.request_id == REQUEST:
-            self.allocated = event.groups[0]
+            self.allocated = event.groups[GROUP]
 
 
 def exact_blocks_trouble(factory: ConnectorFactory, *, prefix_hit: bool) -> str | None:
@@ -99,7 +100,7 @@ def exact_blocks_trouble(factory: ConnectorFactory, *, prefix_hit: bool) -> str 
     if changed:
         return f"{where}, but it changed D's block{_plural(changed)} {_listed(changed)} as well (BLK-5)."
     damage = pair.seen.damage(REQUEST)
-    return "\n".join([f"{where} (BLK-5).", *damage]) if damage else None
+    return "\n".join([f"{where}, and must bring exactly what P holds there (BLK-5).", *damage]) if damage else None
 
 
 def _listed(numbers: tuple[int, ...] | list[int] | range) -> str:

@@ -12,10 +12,9 @@ from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.connectors.base import SchedulerConnector
 from engine.connectors.registry import ConnectorFactory
+from engine.kv_manager import GROUP
 from engine.request import FinishReason, Request
 from harness.conformance.pair import LEASE_TICKS, Pair, make_prompt, tokens_alone
-
-GROUP = 0
 
 
 def carrier_trouble(factory: ConnectorFactory) -> str | None:

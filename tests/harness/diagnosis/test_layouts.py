@@ -96,6 +96,15 @@ def test_a_last_block_that_is_not_full(random_kv, run, block_size):
     assert found.text.endswith(" in no dump.")
 
 
+def test_a_last_block_of_which_nothing_is_known(random_kv, run):
+    p = random_kv(tokens=48)
+    d = p.reshape(2, 2, 3, 2, 8, 64)[:, :, :, ::-1].reshape(p.shape)
+    assert run(p[:, :, :40].copy(), d[:, :, :40].copy()).texts[0] == (
+        "The two halves of each block are exchanged (kernel blocks of 8 tokens); what tokens 32 to 39 then hold is in "
+        "no dump."
+    )
+
+
 def test_where(random_kv, best):
     p = random_kv(layers=3, tokens=64, size=16)
     d = p.copy()

@@ -73,6 +73,28 @@ def test_what_a_shift_brings_in_from_outside_is_in_no_dump(random_kv, run):
     assert 0.8 < found.explained < 0.9
 
 
+def test_a_move_that_would_leave_most_open_excuses_nothing(random_kv, run):
+    p = random_kv()
+    d = random_kv(9)
+    d[:, :, 176:] = p[:, :, :24]
+    (found,) = run(p, d).hypotheses
+    assert found.text == "Block positions 11 and 12 hold a copy of 0 and 1 (explains 12% of it)."
+
+
+def test_a_run_goes_on_over_tokens_that_are_right_by_chance(random_kv, best, run):
+    p, b = random_kv(), random_kv(1)
+    p[:, :, 25] = p[:, :, 105] = b[:, :, 45]
+    d = p.copy()
+    d[:, :, 20:30] = p[:, :, 100:110]
+    assert best(p, d)[1] == "Tokens 20 to 29 hold this request's own tokens 100 to 109."
+    d[:, :, 20:30] = b[:, :, 40:50]
+    assert best(p, d, B=b)[1] == "Tokens 20 to 29 hold request B's tokens 40 to 49."
+    d[:, :, 23] ^= 0xA5
+    assert run(p, d, B=b).texts == (
+        "Tokens 20 to 22 hold request B's tokens 40 to 42 and 24 to 29 hold 44 to 49 (explains 89% of it).",
+    )
+
+
 def test_what_another_finding_explains_is_not_outside_of_the_dumps(random_kv, run):
     p = random_kv()
     d = p.copy()
@@ -200,6 +222,7 @@ def test_the_same_words_elsewhere_are_no_move(random_kv, run):
         return kv
 
     p, d, b, c = map(request, range(4))
+    assert run(p[:1], d[:1], B=b[:1], C=c[:1]).hypotheses == ()
     assert run(p, d, B=b, C=c).hypotheses == ()
     d[:, :, :48] = p[:, :, :48]
     (found,) = run(p, d, B=b, C=c).hypotheses

@@ -40,6 +40,13 @@ def test_the_damage_counts_what_both_hold(random_kv, run):
     assert found.damage == "layer 0 of 2, head 0 of 2, K only, token 49 (block position 3), 1 of 1,024 bytes"
 
 
+@pytest.mark.parametrize("size", [2, 6, 18, 4096, 8192])
+def test_the_damage_counts_bytes_of_rows_of_any_size(random_kv, run, size):
+    p, d = (random_kv(seed, 1, 2, 3, size) for seed in (0, 1))
+    assert f" {np.count_nonzero(p != d):,} of {p.size:,} bytes" in run(p, d).damage
+    assert f" {p.size:,} of {p.size:,} bytes" in run(p, ~p).damage
+
+
 @given(st.integers(0, 2**32 - 1))
 def test_noise_is_explained_by_nothing(random_kv, run, seed):
     rng = np.random.default_rng(seed)
@@ -121,6 +128,11 @@ class TestCombinations:
         d[:, :, 96:112] = random_kv(5)[:, :, 96:112]
         assert run(p, d).texts == ("Tokens 16 to 47 hold zeros (explains 67% of it).",)
 
+    def test_a_crumb_of_an_explanation_is_none(self, random_kv, run):
+        p, d = random_kv(), random_kv(5)
+        d[:, :, 7] = p[:, :, 150]
+        assert run(p, d).hypotheses == ()
+
 
 class TestSmallAndPlain:
     """Where several explanations are equally good, or chance explains as much: no crash, no boast."""
@@ -186,6 +198,10 @@ class TestSmallAndPlain:
         p = random_kv(layers=1, heads=1, tokens=300, size=2)
         d = p.copy()
         d[0, 0, 7] = d[0, 0, 7] ^ np.array([0x5B, 0x6E], np.uint8)
+        assert run(p, d).hypotheses == ()
+        d = p.copy()
+        d[0, 0, 7, 0] ^= 0x5B
+        p[0, 0, 33, 0] = d[0, 0, 33, 0] = d[0, 0, 7, 0]
         assert run(p, d).hypotheses == ()
 
 

@@ -108,6 +108,13 @@ def test_regions_are_of_the_smaller_blocks(random_kv, best, p_size, d_size):
     assert words(stopped) in text
 
 
+def test_the_row_of_the_stop_has_to_fit_as_well(random_kv, run):
+    p = random_kv(layers=LAYERS, heads=HEADS, tokens=48, size=SIZE)
+    d, ((layer, part, head, token), _) = stop_after(1700, p, np.zeros_like(p), 16)
+    d[layer, head, token, part * 8 : part * 8 + 8] ^= 0x5A
+    assert all(found.kind != "torn" for found in run(p, d).hypotheses)
+
+
 def test_over_unknown_bytes(random_kv, run):
     p = random_kv(1, LAYERS, HEADS, 48, 64)
     d = random_kv(2, LAYERS, HEADS, 48, 64)

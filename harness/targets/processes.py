@@ -1,4 +1,4 @@
-"""Target `local`: producer, consumer and proxy as real processes, KV over NIXL, requests over HTTP.
+"""Targets whose engines are real processes: KV over NIXL, requests over HTTP. `local` starts them on this machine.
 
 The same scenarios, faults, oracles and judge as in the simulator: handlers run here, the engines ask at each seam.
 Time is the number of events handled. What overlaps how is up to the machine, so histories differ from run to run;
@@ -35,6 +35,7 @@ from harness.serve import PROXY
 from harness.targets import conduct
 from harness.targets.conduct import Conductor, plain_output
 from harness.targets.local_pair import LocalPair
+from harness.targets.pair import Pair
 from harness.targets.workload import CONSUMER, PRODUCER, engine_config, make_prompts
 
 _REQUEST_S = 60.0
@@ -42,16 +43,17 @@ _QUIET_S = 10.0
 _POLL_S = 0.005
 
 
-class LocalTarget:
-    """Runs cells on one pair of processes, which is started for the first cell and kept."""
+class PairTarget:
+    """Runs cells on one pair, which is made for the first cell and kept."""
 
-    name = "local"
-    summary = "producer, consumer and proxy as processes on this machine, KV over NIXL"
     provides = frozenset(SEAMS) | {CLOCK, COMPETITORS}
     takes_connector = False
 
-    def __init__(self) -> None:
-        self._pair: LocalPair | None = None
+    def __init__(self, name: str, summary: str, make_pair: Callable[[], Pair]) -> None:
+        self.name = name
+        self.summary = summary
+        self._make_pair = make_pair
+        self._pair: Pair | None = None
 
     def run(self, cell: Cell, history: History) -> None:
         """Run the cell and write its history."""
@@ -60,7 +62,7 @@ class LocalTarget:
             return
         pair = self._ready_pair()
         try:
-            _LocalRun(cell, history, pair).run()
+            _PairRun(cell, history, pair).run()
         except CheckerError as error:
             history.add("checker.crashed", error=str(error))
         except RemoteCommandError as error:
@@ -68,11 +70,11 @@ class LocalTarget:
             history.add("end", t=pair.dispatcher.now, finished=None, held=[])
             self._drop_pair()
 
-    def _ready_pair(self) -> LocalPair:
+    def _ready_pair(self) -> Pair:
         if self._pair is not None and self._pair.died() is not None:
             self._drop_pair()
         if self._pair is None:
-            self._pair = LocalPair()
+            self._pair = self._make_pair()
             atexit.register(self._drop_pair)
         return self._pair
 
@@ -82,9 +84,12 @@ class LocalTarget:
             pair.stop()
 
 
+LOCAL = PairTarget("local", "producer, consumer and proxy as processes on this machine, KV over NIXL", LocalPair)
+
+
 @dataclass(slots=True, eq=False)
 class _Clock:
-    pair: LocalPair
+    pair: Pair
 
     def end_lease(self, request_id: str) -> bool:
         return bool(self.pair.links[PRODUCER].call("end_lease", request_id))
@@ -116,10 +121,10 @@ class _Competitors:
         self.finished.add(prompt.request_id)
 
 
-class _LocalRun:
+class _PairRun:
     """One cell on a pair."""
 
-    def __init__(self, cell: Cell, history: History, pair: LocalPair) -> None:
+    def __init__(self, cell: Cell, history: History, pair: Pair) -> None:
         self._cell = cell
         self._history = history
         self._pair = pair
