@@ -1,4 +1,4 @@
-"""Time as an engine sees it: an integer that never goes back. Nothing else in the engine reads a clock."""
+"""Time as an engine sees it: an integer that never goes back. What an engine plans or judges asks no other clock."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from engine.connectors.pull import PULL
 from engine.connectors.registry import ConnectorFactory
 from engine.errors import StartupError
 from engine.executor import Executor
-from engine.request import Request, RequestOutput
+from engine.request import FinishReason, Request, RequestOutput
 from engine.scheduler import Scheduler
 from engine.seams import Hold, OutputFinalised, Seams, StepEnd, StepStart, Verified
 from engine.step import StepPlan
@@ -49,6 +49,7 @@ class EngineCore:
         if connect is not None:
             worker.connector = connect(worker.memory)
         self.memory: KVMemory = worker.memory
+        self.checksum_times = [worker.checksum_times]
         self.scheduler = Scheduler(config, self.policy, world, connector, self._seams)
         self._executor = Executor(config.engine_id, world, [worker], self._seams)
         self._planned: deque[StepPlan] = deque()
@@ -59,9 +60,9 @@ class EngineCore:
         """Queue a request; RequestError if it can never run here."""
         self.scheduler.add_request(request)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT, why: str = "aborted") -> None:
         """End a request early; unknown ids are ignored."""
-        self.scheduler.abort(request_id)
+        self.scheduler.abort(request_id, reason, why)
 
     def take_finished(self) -> list[RequestOutput]:
         """Outputs of requests that ended since the last call."""

@@ -78,11 +78,11 @@ class Scheduler:
         self._requests[request_id] = request
         self._waiting.append(request)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT, why: str = "aborted") -> None:
         """End a request. Blocks that a load still writes are kept until it has finished."""
         request = self._requests.get(request_id)
         if request is not None:
-            self._finish(request, FinishReason.ABORT, "aborted")
+            self._finish(request, reason, why)
             # With no step in flight nobody will collect one, and nothing else may ever be scheduled.
             self.kv.release(self._collected_step)
 

@@ -36,6 +36,7 @@ class Worker:
             for i in range(config.model.num_layers)
         ]
         self._checksums = ChecksumWorker(self.cache, specs, tp_rank=0, pp_rank=0, first_head=0)
+        self.checksum_times = self._checksums.times
         self.connector: WorkerConnector | None = None
         self._last_token: dict[str, int] = {}
         self._loads: dict[str, Mapping[int, GroupBlocks]] = {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,6 +24,20 @@ class LayerSpec:
     dtype: str
 
 
+@dataclass(slots=True, eq=False)
+class ChecksumTimes:
+    """What checksums cost the thread that runs the engine: seconds on the host's clock, which nobody waits to read.
+
+    Where sums run on the host, `start_s` is all of it. Where they run on a device, `start_s` is the time to launch
+    them, and `wait_s` how long the finaliser then waited for what the step had not hidden; the device's own time is
+    in neither.
+    """
+
+    records: int = 0
+    start_s: float = 0.0
+    wait_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class PendingRecord:
     """A record whose sums may still be on their way to the host. Only `finalise` waits for them."""
@@ -32,15 +47,18 @@ class PendingRecord:
     pp_rank: int
     groups: Mapping[int, tuple[GroupBlocks, int, torch.Tensor]]
     ready: Ready | None
+    times: ChecksumTimes = field(default_factory=ChecksumTimes)
 
     def finalise(self) -> WorkerRecord:
         """The record, once the device is done."""
+        began = time.perf_counter()
         if self.ready is not None:
             self.ready.synchronize()
         sums = {
             group_id: GroupSums(blocks, layers, as_uint64(values))
             for group_id, (blocks, layers, values) in self.groups.items()
         }
+        self.times.wait_s += time.perf_counter() - began
         return WorkerRecord(self.request_id, self.tp_rank, self.pp_rank, sums)
 
 
@@ -68,16 +86,20 @@ class ChecksumWorker:
             if number is None:
                 raise ValueError(f"layer name {spec.name!r} holds no single layer number")
             self._layers.append(LayerCache(number, first_head, (tensor[:, 0], tensor[:, 1])))
+        self.times = ChecksumTimes()
         self._host_copy = CudaHostCopy() if host_copy is None and cache.layers[0].is_cuda else host_copy
 
     def checksum(self, request_id: str, groups: Mapping[int, GroupBlocks]) -> PendingRecord:
         """Start summing these blocks as they are now; returns without waiting for the device."""
+        began = time.perf_counter()
         values = {group_id: self._sums(blocks) for group_id, blocks in groups.items()}
         ready = None
         if self._host_copy is not None:
             values, ready = self._host_copy.start(values)
         pending = {g: (groups[g], self._fingerprint, values[g]) for g in groups}
-        return PendingRecord(request_id, self._tp_rank, self._pp_rank, pending, ready)
+        self.times.records += 1
+        self.times.start_s += time.perf_counter() - began
+        return PendingRecord(request_id, self._tp_rank, self._pp_rank, pending, ready, self.times)
 
     def _sums(self, blocks: GroupBlocks) -> torch.Tensor:
         return block_checksums(

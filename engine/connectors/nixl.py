@@ -2,7 +2,10 @@
 
 The scheduler's side is the simulated connector's. A worker registers its caches once, answers others who ask how to
 reach them (`describe`), and reads from peers that it was configured with: a request names a producer, never an address.
-A posted read cannot be cancelled, so a load is reported as failed only when none of its handles moves any more.
+
+A posted read cannot be taken back. Releasing its handle, or forgetting the peer, only makes it invisible: the bytes
+land all the same (tried with UCX over TCP). So a load is reported as failed only when none of its handles moves, and
+while a peer does not answer, its unfinished reads keep their blocks and no further load is begun.
 """
 
 from __future__ import annotations
@@ -11,171 +14,171 @@ import base64
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from engine.cache import KVMemory, PeerMemory
+from engine.cache import KVMemory
 from engine.connectors.base import LoadSpec, TransferResults, WorkerConnector
+from engine.connectors.nixl_peers import FetchPeer, NixlAgent, Peer, PeerError, Peers
 from engine.connectors.pull import copy_operations
-from engine.errors import KVChaosError, StartupError
 from engine.seams import Completion, CopyOp, Hold, OpLanded, OpPosted, Seams
 
 logger = logging.getLogger(__name__)
-_MEMORY = "DRAM"
 _DONE, _RUNNING = "DONE", "PROC"
-FetchPeer = Callable[[str], Mapping[str, Any]]
-
-
-class PeerError(KVChaosError):
-    """A peer cannot be reached, or is not what this engine can read from."""
+_HEARTBEAT = b"\x01"  # before a request id, which is printable: the notice says that its read goes on
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """How to read another engine's memory: byte strides of [block, K|V, slot, head] in each layer's region."""
+class NixlPatience:
+    """Seconds: for a peer to say how it is read, for a read to end before its peer counts as stuck (its blocks stay
+    until it ends), and between two signs of life of a read, which renew P's lease (0: none are sent)."""
 
-    agent: str
-    geometry: PeerMemory
-    bases: tuple[int, ...]
-    strides: tuple[int, int, int, int]
-    row_bytes: int
-
-    def rows(self, layer: int, block: int, part: int, head: int, slot: int, count: int) -> list[tuple[int, int]]:
-        """(address, bytes) of `count` slots: one run where they lie together, else one a slot."""
-        block_stride, part_stride, slot_stride, head_stride = self.strides
-        first = self.bases[layer] + block * block_stride + part * part_stride + head * head_stride
-        if slot_stride == self.row_bytes:
-            return [(first + slot * slot_stride, count * self.row_bytes)]
-        return [(first + (slot + n) * slot_stride, self.row_bytes) for n in range(count)]
+    meet_s: float = 5.0
+    read_s: float = 120.0
+    heartbeat_s: float = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    """A load under way: operations not posted yet, handles that move, and what has landed."""
+    """A load under way: operations not posted yet, and handles that move with the operations in them."""
 
     spec: LoadSpec
     peer: Peer
     waiting: deque[CopyOp]
     num_ops: int
+    last_posted: float = 0.0
+    last_beat: float = 0.0
     holds: tuple[Hold, ...] = ()
     handles: list[tuple[Any, list[CopyOp]]] = field(default_factory=list)
     held_op: CopyOp | None = None
     failed: str | None = None
-    completion: tuple[Hold, ...] | None = None
 
     @property
     def source(self) -> KVMemory:
         """P's memory, for seams. It is not in this process: whoever listens resolves it by its engine's name."""
         return cast(KVMemory, self.peer.geometry)
 
+    @property
+    def landed(self) -> bool:
+        return not (self.handles or self.waiting or self.held_op is not None)
 
-class NixlAgent:
-    """A process's NIXL agent. It outlives the engines that use it, and makes sure that nothing of one is left."""
 
-    def __init__(self, engine_id: str) -> None:
-        try:
-            from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise StartupError(f"NIXL cannot be imported ({error}): install kvchaos[nixl]") from None
-        # An agent's name must be new: a peer that knew an earlier process of this id would mix the two up.
-        self.name = f"{engine_id}-{time.time_ns():x}"
-        self.api = nixl_agent(self.name, nixl_agent_config(backends=["UCX"]))
-        self._registered: Any = None
-        self._met: set[str] = set()
-
-    def register(self, memory: KVMemory) -> None:
-        """Register an engine's caches in the place of an earlier engine's, and forget the peers of that one."""
-        if self._registered is not None:
-            self.api.deregister_memory(self._registered)
-        for agent in list(self._met):
-            self.forget(agent)
-        self.api.get_new_notifs()
-        views = memory.layer_views()
-        regions = [(view.data_ptr(), view.numel() * view.element_size(), 0, "") for view in views]
-        self._registered = self.api.register_memory(regions, _MEMORY)
-
-    def meet(self, metadata: bytes) -> str:
-        """Take in a peer's metadata. Returns its agent's name."""
-        found = self.api.add_remote_agent(metadata)
-        name = found.decode() if isinstance(found, bytes) else str(found)
-        self._met.add(name)
-        return name
-
-    def forget(self, name: str) -> None:
-        """Drop a peer; one that has gone already is no trouble."""
-        self._met.discard(name)
-        try:
-            self.api.remove_remote_agent(name)
-        except Exception as error:  # noqa: BLE001 - NIXL raises many kinds; the peer is gone anyway
-            logger.debug("peer %s: %s", name, error)
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    event: Completion
+    holds: tuple[Hold, ...]
+    peer: Peer
 
 
 class NixlWorker(WorkerConnector):
-    """A worker's side. `fetch_peer` asks an engine by id for its `describe`; it raises PeerError."""
+    """A worker's side. `fetch_peer` asks an engine by id for its `describe`; it raises PeerError.
 
-    def __init__(self, engine_id: str, memory: KVMemory, seams: Seams, fetch_peer: FetchPeer, agent: NixlAgent) -> None:
+    `renew` is told of requests of this engine that a consumer still reads: P lengthens their leases.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        memory: KVMemory,
+        seams: Seams,
+        fetch_peer: FetchPeer,
+        agent: NixlAgent,
+        patience: NixlPatience | None = None,
+        renew: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._engine_id = engine_id
         self._memory = memory
         self._seams = seams
-        self._fetch_peer = fetch_peer
-        self._owner = agent
         self._agent = agent.api
+        self._patience = patience or NixlPatience()
+        self._renew = renew
         agent.register(memory)
-        self._peers: dict[str, Peer] = {}
+        self._mine = Peer.of(engine_id, agent.name, memory)
+        self._peers = Peers(agent, fetch_peer, self._mine.row_bytes, self._patience.meet_s)
+        self._meeting: list[LoadSpec] = []
         self._reads: dict[str, _Read] = {}
+        self._notices: list[_Notice] = []
+        self._received: set[str] = set()
         self._failed: set[str] = set()
-        self._mine = self._describe_layout(agent.name)
 
     def describe(self) -> dict[str, Any]:
         """What a peer needs to read this engine's memory, as JSON values."""
-        geometry = self._mine.geometry
-        return {
-            "engine_id": self._engine_id,
-            "metadata": base64.b64encode(self._agent.get_agent_metadata()).decode("ascii"),
-            "num_layers": geometry.num_layers,
-            "num_kv_heads": geometry.num_kv_heads,
-            "num_blocks": geometry.num_blocks,
-            "block_size": geometry.block_size,
-            "bytes_per_token": geometry.bytes_per_token,
-            "bases": list(self._mine.bases),
-            "strides": list(self._mine.strides),
-            "row_bytes": self._mine.row_bytes,
-        }
+        metadata = base64.b64encode(self._agent.get_agent_metadata()).decode("ascii")
+        return {"engine_id": self._engine_id, "metadata": metadata} | self._mine.to_plain()
+
+    @property
+    def num_moving(self) -> int:
+        """Handles whose bytes may still land. Until there are none, this engine's memory must stay."""
+        return sum(len(read.handles) for read in self._reads.values())
 
     def start_loads(self, loads: Sequence[LoadSpec]) -> None:
         for load in loads:
-            try:
-                peer = self._peer(load.remote_engine_id)
-            except PeerError as error:
-                logger.warning("request %s: %s", load.request_id, error)
-                self._failed.add(load.request_id)
-                continue
-            ops = copy_operations(load, self._memory, peer.geometry)
-            if ops is None:
-                self._failed.add(load.request_id)
-                continue
-            read = _Read(load, peer, deque(ops), len(ops))
-            self._reads[load.request_id] = read
-            self._post(read)
+            self._start(load)
 
     def poll(self) -> TransferResults:
-        sent = {note.decode("utf-8", "replace") for notes in self._agent.get_new_notifs().values() for note in notes}
-        received = set()
+        sent = self._take_notes()
+        meeting, self._meeting = self._meeting, []
+        for load in meeting:
+            self._start(load)
         for request_id, read in list(self._reads.items()):
             self._advance(read)
-            if read.handles or (read.failed is None and (read.waiting or read.held_op is not None)):
-                continue
-            if read.failed is not None:
+            if read.failed is not None and not read.handles:
                 logger.warning("request %s: the transfer failed: %s", request_id, read.failed)
-                self._forget_peer(read)
+                self._peers.forget(read.peer)
                 self._failed.add(request_id)
                 del self._reads[request_id]
-            elif self._complete(read):
-                received.add(request_id)
+            elif read.failed is None and read.landed:
                 del self._reads[request_id]
+                self._complete(read)
+        self._deliver_notices()
+        self._peers.sweep({user.peer.agent for user in (*self._reads.values(), *self._notices)})
+        received, self._received = frozenset(self._received), set()
         failed, self._failed = frozenset(self._failed), set()
-        return TransferResults(frozenset(sent), frozenset(received), failed)
+        return TransferResults(frozenset(sent), received, failed)
+
+    def _take_notes(self) -> set[str]:
+        """Requests of this engine that were read. Whatever else a peer sends means nothing to the scheduler."""
+        sent = set()
+        for notes in self._agent.get_new_notifs().values():
+            for note in notes:
+                text = note.removeprefix(_HEARTBEAT).decode("utf-8", "replace")
+                if note.startswith(_HEARTBEAT):
+                    self._renew(text)
+                else:
+                    sent.add(text)
+        return sent
+
+    # ---- beginning a read
+
+    def _start(self, load: LoadSpec) -> None:
+        """Post a load's reads, or wait until its peer has said how."""
+        try:
+            peer = self._peers.find(load.remote_engine_id)
+            if peer is None:
+                self._meeting.append(load)
+                return
+            self._refuse_stuck(peer)
+        except PeerError as error:
+            self._refuse(load, str(error))
+            return
+        ops = copy_operations(load, self._memory, peer.geometry)
+        if ops is None:
+            self._refuse(load, f"the blocks that it names are none of {load.remote_engine_id}'s, or do not fit")
+            return
+        now = time.monotonic()
+        read = self._reads[load.request_id] = _Read(load, peer, deque(ops), len(ops), now, now)
+        self._post(read)
+
+    def _refuse(self, load: LoadSpec, why: str) -> None:
+        logger.warning("request %s: its KV is not loaded: %s", load.request_id, why)
+        self._failed.add(load.request_id)
+
+    def _refuse_stuck(self, peer: Peer) -> None:
+        """A peer that answers nothing would pin more blocks with every load."""
+        since = time.monotonic() - self._patience.read_s
+        if any(read.handles and read.peer is peer and read.last_posted < since for read in self._reads.values()):
+            raise PeerError(f"engine {peer.geometry.engine!r} has left a read unanswered for {self._patience.read_s:.0f} s")
 
     def _post(self, read: _Read) -> None:
         """Post operations up to the next one that is held, a handle a layer."""
@@ -194,7 +197,8 @@ class NixlWorker(WorkerConnector):
                 break
             ready.setdefault(outcome.event.op.layer, []).append(outcome.event.op)
         for ops in ready.values():
-            self._transfer(read, ops)
+            if read.failed is None:
+                self._transfer(read, ops)
 
     def _transfer(self, read: _Read, ops: list[CopyOp]) -> None:
         local: list[tuple[int, int, int]] = []
@@ -203,13 +207,14 @@ class NixlWorker(WorkerConnector):
             target = self._mine.rows(op.layer, op.target_block, op.part, op.head, op.target_slot, op.num_slots)
             source = read.peer.rows(op.layer, op.source_block, op.part, op.head, op.source_slot, op.num_slots)
             for (to, size), (origin, _) in zip(*_align(target, source, self._mine.row_bytes), strict=True):
-                local.append((to, size, 0))
-                remote.append((origin, size, 0))
+                local.append((to, size, self._mine.device))
+                remote.append((origin, size, read.peer.device))
+        read.last_posted = time.monotonic()
         try:
             handle = self._agent.initialize_xfer(
                 "READ",
-                self._agent.get_xfer_descs(local, _MEMORY),
-                self._agent.get_xfer_descs(remote, _MEMORY),
+                self._agent.get_xfer_descs(local, self._mine.kind),
+                self._agent.get_xfer_descs(remote, read.peer.kind),
                 read.peer.agent,
             )
             read.handles.append((handle, ops))
@@ -217,6 +222,8 @@ class NixlWorker(WorkerConnector):
                 read.failed = "a read could not be posted"
         except Exception as error:  # noqa: BLE001 - NIXL raises many kinds, and each means that this read failed
             read.failed = f"{type(error).__name__}: {error}"
+
+    # ---- while it goes on
 
     def _advance(self, read: _Read) -> None:
         for entry in list(read.handles):
@@ -228,7 +235,7 @@ class NixlWorker(WorkerConnector):
             if state == _RUNNING:
                 continue
             read.handles.remove(entry)
-            self._agent.release_xfer_handle(handle)
+            self._release(handle)
             if state != _DONE:
                 read.failed = read.failed or f"a read ended as {state}"
                 continue
@@ -238,69 +245,45 @@ class NixlWorker(WorkerConnector):
                 )
         if read.failed is None and read.held_op is not None and all(hold.until() for hold in read.holds):
             self._post(read)
+        self._beat(read)
 
-    def _complete(self, read: _Read) -> bool:
-        """Everything has landed: tell P, unless the seam holds or drops the notice. True once D may know."""
-        if read.completion is None:
-            event = Completion(self._engine_id, read.spec.request_id, to_producer=False)
-            outcome = self._seams.emit(event)
-            if outcome.dropped:
-                return False
-            read.completion = outcome.holds
-        if not all(hold.until() for hold in read.completion):
-            return False
-        notice = self._seams.emit(Completion(self._engine_id, read.spec.remote_request_id, to_producer=True))
-        if not notice.dropped:
-            try:
-                self._agent.send_notif(read.peer.agent, read.spec.remote_request_id.encode("utf-8"))
-            except Exception as error:  # noqa: BLE001 - P has gone; its lease does what the notice would have done
-                logger.warning("request %s: P could not be told: %s", read.spec.request_id, error)
-        return True
-
-    def _peer(self, engine_id: str) -> Peer:
-        known = self._peers.get(engine_id)
-        if known is None:
-            known = self._peers[engine_id] = self._meet(engine_id)
-        return known
-
-    def _meet(self, engine_id: str) -> Peer:
-        found = self._fetch_peer(engine_id)
+    def _release(self, handle: Any) -> None:
         try:
-            name = self._owner.meet(base64.b64decode(found["metadata"]))
-            geometry = PeerMemory(
-                engine_id,
-                *(int(found[n]) for n in ("num_layers", "num_kv_heads", "num_blocks", "block_size", "bytes_per_token")),
-            )
-            strides = tuple(int(stride) for stride in found["strides"])
-            bases = tuple(int(base) for base in found["bases"])
-            row_bytes = int(found["row_bytes"])
-        except Exception as error:  # noqa: BLE001 - whatever a peer sends must not end this engine
-            raise PeerError(f"engine {engine_id} describes itself in a way that cannot be used: {error}") from None
-        if len(strides) != 4 or len(bases) != geometry.num_layers or row_bytes != self._mine.row_bytes:
-            raise PeerError(f"engine {engine_id} has another KV geometry")
-        return Peer(name, geometry, bases, (strides[0], strides[1], strides[2], strides[3]), row_bytes)
+            self._agent.release_xfer_handle(handle)
+        except Exception as error:  # noqa: BLE001 - it has ended; what NIXL keeps of it is freed with its agent
+            logger.debug("a handle is not released: %s", error)
 
-    def _forget_peer(self, read: _Read) -> None:
-        """After a failure the peer may be a new process behind the same id: ask it again next time."""
-        known = self._peers.pop(read.spec.remote_engine_id, None)
-        if known is None or any(other.peer is known for other in self._reads.values() if other is not read):
-            return
-        self._owner.forget(known.agent)
+    def _beat(self, read: _Read) -> None:
+        now = time.monotonic()
+        if self._patience.heartbeat_s and now - read.last_beat >= self._patience.heartbeat_s:
+            read.last_beat = now
+            self._notify(read.peer, _HEARTBEAT + read.spec.remote_request_id.encode("utf-8", "replace"))
 
-    def _describe_layout(self, agent: str) -> Peer:
-        views = self._memory.layer_views()
-        size = views[0].element_size()
-        block, part, slot, head, _ = (stride * size for stride in views[0].stride())
-        geometry = PeerMemory(
-            self._engine_id,
-            self._memory.num_layers,
-            self._memory.num_kv_heads,
-            self._memory.num_blocks,
-            self._memory.block_size,
-            self._memory.bytes_per_token,
-        )
-        bases = tuple(view.data_ptr() for view in views)
-        return Peer(agent, geometry, bases, (block, part, slot, head), views[0].shape[-1] * size)
+    # ---- when everything has landed
+
+    def _complete(self, read: _Read) -> None:
+        """Tell D's scheduler and P, unless the seam holds or drops a notice."""
+        for to_producer, request_id in ((False, read.spec.request_id), (True, read.spec.remote_request_id)):
+            outcome = self._seams.emit(Completion(self._engine_id, request_id, to_producer))
+            if not outcome.dropped:
+                self._notices.append(_Notice(outcome.event, outcome.holds, read.peer))
+
+    def _deliver_notices(self) -> None:
+        waiting = []
+        for notice in self._notices:
+            if not all(hold.until() for hold in notice.holds):
+                waiting.append(notice)
+            elif notice.event.to_producer:
+                self._notify(notice.peer, notice.event.request_id.encode("utf-8", "replace"))
+            else:
+                self._received.add(notice.event.request_id)
+        self._notices = waiting
+
+    def _notify(self, peer: Peer, note: bytes) -> None:
+        try:
+            self._agent.send_notif(peer.agent, note)
+        except Exception as error:  # noqa: BLE001 - P has gone; its lease does what the notice would have done
+            logger.warning("engine %s could not be told: %s", peer.geometry.engine, error)
 
 
 def _align(

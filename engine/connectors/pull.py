@@ -93,6 +93,12 @@ class PullScheduler(SchedulerConnector):
             del self._deadlines[request_id]
         return ended
 
+    def renew(self, request_id: str) -> None:
+        """A consumer says that it still reads the request: its lease starts again, unless it has ended already."""
+        deadline = self._deadlines.get(request_id)
+        if deadline is not None and self._clock.now < deadline:
+            self._deadlines[request_id] = self._clock.now + self._lease_ticks
+
     @property
     def num_leases(self) -> int:
         return len(self._deadlines)

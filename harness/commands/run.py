@@ -24,6 +24,7 @@ from harness.rundir import Options, create
 from harness.runner import run_cells
 from harness.shards import Shard, with_repeats
 from harness.targets import TARGETS, takes_connector
+from harness.targets.processes import PairTarget
 from reports.text import counted
 from scenarios.loader import load_scenarios
 from scenarios.schema import Scenario
@@ -89,6 +90,8 @@ def run(
         raise PlanError(f"none of the {len(scenarios)} scenarios runs under --policy {', '.join(wanted)}")
     if not cells:
         raise PlanError(f"--shard {shard} holds none of the {len(planned)} cells: use fewer shards")
+    if isinstance(TARGETS[target], PairTarget):
+        TARGETS[target].check()
     options = Options(_name(paths), target, seed, wanted, _sources(paths, scenarios), provenance, connector)
     run_dir = create(
         runs_dir, options, [cell.id for cell in planned], shard, ["kvchaos", *sys.argv[1:]], datetime.now(UTC)

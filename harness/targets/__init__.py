@@ -6,13 +6,13 @@ from typing import Any
 
 from engine.extensions import Registry, lacks
 from harness.targets.base import Target
-from harness.targets.processes import LOCAL
+from harness.targets.processes import DOCKER, LOCAL
 from harness.targets.sim import SimTarget
 
 GROUP = "kvchaos.targets"
 API_VERSION = 1
 
-_OWN: dict[str, Target] = {target.name: target for target in (SimTarget(), LOCAL)}
+_OWN: dict[str, Target] = {target.name: target for target in (SimTarget(), LOCAL, DOCKER)}
 
 
 def _check(extension: Any) -> str | None:

@@ -33,6 +33,7 @@ from harness.plan import Cell
 from harness.remote.harness_side import RemoteCommandError
 from harness.serve import PROXY
 from harness.targets import conduct
+from harness.targets.attached import attached_pair, check_attached
 from harness.targets.conduct import Conductor, plain_output
 from harness.targets.local_pair import LocalPair
 from harness.targets.pair import Pair
@@ -49,7 +50,11 @@ class PairTarget:
     provides = frozenset(SEAMS) | {CLOCK, COMPETITORS}
     takes_connector = False
 
-    def __init__(self, name: str, summary: str, make_pair: Callable[[], Pair]) -> None:
+    def __init__(
+        self, name: str, summary: str, make_pair: Callable[[], Pair], check: Callable[[], None] = lambda: None
+    ) -> None:
+        """`check` raises InputError where `make_pair` cannot work; it is called before a run begins."""
+        self.check = check
         self.name = name
         self.summary = summary
         self._make_pair = make_pair
@@ -84,6 +89,7 @@ class PairTarget:
             pair.stop()
 
 
+DOCKER = PairTarget("docker", "the containers of docker-compose.yml, which run already", attached_pair, check_attached)
 LOCAL = PairTarget("local", "producer, consumer and proxy as processes on this machine, KV over NIXL", LocalPair)
 
 

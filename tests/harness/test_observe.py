@@ -162,6 +162,14 @@ def test_violations(lines: list[Line], event: str, change: dict[str, Any], viola
     assert judge(seen, "").result is Result.FAIL
 
 
+@pytest.mark.parametrize("finished", [False, None])
+def test_blocks_that_an_unfinished_run_still_holds_have_not_leaked(lines: list[Line], finished: bool | None) -> None:
+    """None: the engine crashed."""
+    next(line for line in lines if line["event"] == "oracle.pool").update(free=3, total=5)
+    next(line for line in lines if line["event"] == "end").update(finished=finished)
+    assert not [violation for violation in observe(lines).violations if violation.startswith("leak")]
+
+
 def test_two_answers_are_a_violation(lines: list[Line]) -> None:
     seen = observe([*lines, answer(lines, "r2")])
     assert seen.violations == ("two_terminal_states: r2 was answered 2 times",)

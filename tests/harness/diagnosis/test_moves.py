@@ -202,6 +202,14 @@ def test_different_block_sizes(random_kv, best, p_size, d_size):
     assert best(p, d, d_size, producer_block_size=p_size)[1] == says[d_size]
 
 
+def test_blocks_of_p_s_size_say_so(random_kv, best):
+    p = random_kv()
+    d = p.copy()
+    d[:, :, 16:32], d[:, :, 48:64] = p[:, :, 48:64], p[:, :, 16:32]
+    found = best(p, d, 32, producer_block_size=16)
+    assert found == ("blocks_exchanged", "P's block positions 1 and 3 are exchanged.")
+
+
 def test_rows_that_many_tokens_share_do_not_hide_it(random_kv, best):
     """As V of the first layer, where the same token has the same V everywhere."""
     p = random_kv()

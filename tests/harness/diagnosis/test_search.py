@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.diagnosis import Diagnosis, KVBlocks, diagnose
@@ -47,6 +47,7 @@ def test_the_damage_counts_bytes_of_rows_of_any_size(random_kv, run, size):
     assert f" {p.size:,} of {p.size:,} bytes" in run(p, ~p).damage
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1))
 def test_noise_is_explained_by_nothing(random_kv, run, seed):
     rng = np.random.default_rng(seed)
