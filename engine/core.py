@@ -13,7 +13,7 @@ from collections.abc import Callable
 from engine.cache import KVMemory
 from engine.checksum.policy import ChecksumPolicy, resolve
 from engine.checksum.records import WorldShape
-from engine.clock import VirtualClock
+from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.connectors.base import SchedulerConnector, WorkerConnector
 from engine.connectors.fabric import Fabric
@@ -129,7 +129,7 @@ class EngineCore:
 
 
 def connected_engine(
-    factory: ConnectorFactory, config: EngineConfig, seams: Seams, clock: VirtualClock, fabric: Fabric
+    factory: ConnectorFactory, config: EngineConfig, seams: Seams, clock: Clock, fabric: Fabric
 ) -> EngineCore:
     """An engine with a connector, for either side."""
 
@@ -139,7 +139,7 @@ def connected_engine(
     return EngineCore(config, seams, factory.scheduler(config, clock), connect)
 
 
-def pull_engine(config: EngineConfig, seams: Seams, clock: VirtualClock, fabric: Fabric) -> EngineCore:
+def pull_engine(config: EngineConfig, seams: Seams, clock: Clock, fabric: Fabric) -> EngineCore:
     """An engine with the pull connector, for either side."""
     return connected_engine(PULL, config, seams, clock, fabric)
 

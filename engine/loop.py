@@ -180,7 +180,6 @@ class EngineLoop:
     def _advance(self) -> bool:
         """Do what can be done now. False if that moved no request: whoever called may rest."""
         engine = self._engine
-        runnable = engine.scheduler.num_unfinished > engine.scheduler.num_loading
         progressed = False
         if engine.can_collect():
             engine.collect()
@@ -192,7 +191,8 @@ class EngineLoop:
             progressed = True
         self._end_overdue_loads()
         self._deliver()
-        return progressed and runnable
+        # A step that only polls, while all wait for a load or for blocks, is nothing to hurry for.
+        return progressed and engine.scheduler.num_running > 0
 
     def _end_overdue_loads(self) -> None:
         if self._load_timeout_s is None or time.monotonic() < self._next_deadline_check:

@@ -96,6 +96,11 @@ class Scheduler:
         return len(self._requests)
 
     @property
+    def num_running(self) -> int:
+        """Requests that a step can compute tokens for: they neither wait in line nor for a load."""
+        return len(self._running)
+
+    @property
     def num_loading(self) -> int:
         return len(self._loads)
 

@@ -18,6 +18,7 @@ EXIT_INTERRUPTED = 130
 COMMANDS = {
     "run": ("run", "run"),
     "validate": ("validate", "validate"),
+    "diff": ("diff", "diff"),
     "list": ("listing", "list_group"),
     "analyze": ("analyze", "analyze"),
     "merge": ("merge", "merge"),

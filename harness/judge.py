@@ -105,6 +105,8 @@ def _load_result(request: RequestObservation, faulted: bool, provenance: bool) -
         num_prompt_tokens=request.num_prompt_tokens,
         tokens_got=request.tokens,
         tokens_wanted=request.wanted,
+        damage=request.damage,
+        diagnosis=request.hypotheses,
     )
 
 

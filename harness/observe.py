@@ -15,6 +15,7 @@ from engine.request import FinishReason
 from faults.base import Evidence
 from harness.errors import HistoryError
 from harness.history import Line, error_text, find_all
+from harness.oracles.diagnosis import EVENT as DIAGNOSIS
 from harness.oracles.kv_bytes import CHECKSUMMED, EVENT, FIRST_USE, KV_FINAL, LOAD_FINISHED, TO_BE_READ
 from harness.oracles.provenance import EVENT_ON, EVENT_READ
 from reports.records import from_json, to_json
@@ -78,6 +79,8 @@ class RequestObservation:
     foreign: tuple[int, ...] | None
     landed: tuple[int, ...]
     checksums_altered: bool
+    damage: str | None
+    hypotheses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ def _request(line: Line, lines: list[Line], scenario: Scenario) -> RequestObserv
     answer = answers[0] if answers else None
     verdict = answer["verdict"] if answer else _last_verdict(request_id, lines)
     outcome, error = _outcome(answer, lines)
+    diagnosed = [x for x in find_all(lines, DIAGNOSIS) if x["request"] == request_id]
     return RequestObservation(
         load=line["load"],
         request_id=request_id,
@@ -176,6 +180,8 @@ def _request(line: Line, lines: list[Line], scenario: Scenario) -> RequestObserv
         foreign=_foreign(request_id, lines),
         landed=_landed(request_id, lines),
         checksums_altered=_checksums_altered(request_id, lines),
+        damage=diagnosed[-1]["damage"] if diagnosed else None,
+        hypotheses=tuple(diagnosed[-1]["hypotheses"]) if diagnosed else (),
     )
 
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,6 +19,7 @@ from harness.mutants import MUTANTS
 from harness.mutants.base import Mutant
 from harness.mutants.bench import Bench
 from harness.mutants.trial import State, Trial, notice, try_mutant, unique_probes
+from harness.runner import _interrupts_wait, _prepare_worker, _quiet_engines
 
 EXIT_SURVIVED = 1
 
@@ -64,7 +63,7 @@ def run_selftest(
     if jobs == 1:
         by_name = {mutant.name: mutant for mutant in mutants}
         known = unique_probes(mutants)
-        with _quiet():
+        with _quiet_engines():
             _check_baseline(_here(lambda name: notice(Bench(seed), known[name]), probes, advance))
             trials = _here(lambda name: try_mutant(by_name[name], seed), names, advance)
     else:
@@ -100,7 +99,8 @@ def _here(work: Callable[[str], T], names: Sequence[str], advance: Advance) -> d
 def _elsewhere(
     pool: ProcessPoolExecutor, work: Callable[[str, int], T], names: Sequence[str], seed: int, advance: Advance
 ) -> dict[str, T]:
-    futures = {pool.submit(work, name, seed): name for name in names}
+    with _interrupts_wait():
+        futures = {pool.submit(work, name, seed): name for name in names}
     done: dict[str, T] = {}
     for future in as_completed(futures):
         done[futures[future]] = future.result()
@@ -109,21 +109,8 @@ def _elsewhere(
 
 
 def _start_worker() -> None:
-    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _prepare_worker()
     logging.getLogger("engine").setLevel(logging.CRITICAL)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings of the engine: being broken is what it is here for."""
-    logger = logging.getLogger("engine")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _baseline_of(probe: str, seed: int) -> str | None:

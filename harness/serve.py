@@ -1,47 +1,43 @@
-"""Composes an engine or proxy server with the control channel: an engine started by itself cannot load a fault.
-
-The channel exists only when an address for it is given and a token is in the environment. It lets its holder read and
-change the KV cache of the engine, so the server says loudly that it is on.
-"""
+"""Composes an engine or proxy server with the control channel: an engine started by itself cannot load a fault."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import logging
 import os
-import signal
 import sys
-import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Listener
 from typing import Any, NoReturn
 
 import httpx
-import uvicorn
-from starlette.applications import Starlette
+import torch
 
 from engine.cache import KVMemory
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
-from engine.connectors.nixl import NixlAgent, NixlWorker, PeerError
+from engine.connectors.nixl import NixlPatience, NixlWorker
+from engine.connectors.nixl_peers import NixlAgent, PeerError
 from engine.connectors.pull import PullScheduler
 from engine.core import EngineCore
-from engine.errors import InputError
+from engine.errors import EXIT_SOFTWARE, KVChaosError, StartupError
 from engine.loop import EngineLoop
 from engine.server.app import DESCRIBE_PATH, EngineServer
 from engine.server.metrics import EngineMetrics
 from engine.server.proxy_app import ProxyServer
+from engine.server.running import DRAIN_S, bind, run
+from harness.control import TOKEN_VARIABLE, Address, ControlChannel, control_token
 from harness.remote.engine_side import RemoteSeams
 
+__all__ = ["PROXY", "TOKEN_VARIABLE", "ServeOptions", "control_token", "serve_engine", "serve_proxy"]
 logger = logging.getLogger(__name__)
-TOKEN_VARIABLE = "KVCHAOS_CONTROL_TOKEN"
-MIN_TOKEN_LENGTH = 16
 PROXY = "proxy"
 _PEER_TIMEOUT_S = 2.0
-_GRACE_S = 5
-
-Address = tuple[str, int]
+_REPLACE_S = 5.0
+_EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +48,35 @@ class ServeOptions:
     port: int
     control: Address | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
+    patience: NixlPatience = field(default_factory=NixlPatience)
+    drain_s: float = DRAIN_S
 
 
 class EngineHost:
     """The engine of a server process. A harness may put another one in its place, between requests."""
 
-    def __init__(self, config: EngineConfig, peers: Mapping[str, str]) -> None:
-        self._fetch_peer = peer_fetcher(peers)
+    def __init__(self, config: EngineConfig, options: ServeOptions) -> None:
+        self._patience = options.patience
+        self._fetch_peer = peer_fetcher(options.peers)
         self._agent = NixlAgent(config.engine_id)
         self.seams = RemoteSeams(config.engine_id)
-        self.engine, self._leases, self.describe = self._build(config)
-        self.loop = EngineLoop(self.engine, self.seams.poll)
+        self.engine, self._leases, self._worker = self._build(config)
+        self.describe = self._worker.describe()
+        self.metrics = EngineMetrics(lambda: self.engine, fault_control=options.control is not None)
+        self.loop = EngineLoop(self.engine, self.seams.poll, self.metrics.finished, self._patience.read_s)
         self._offer_commands()
 
-    def _build(self, config: EngineConfig) -> tuple[EngineCore, PullScheduler, dict[str, Any]]:
+    def _build(self, config: EngineConfig) -> tuple[EngineCore, PullScheduler, NixlWorker]:
         leases = PullScheduler(config.engine_id, config.lease_ticks, MonotonicClock())
         workers: list[NixlWorker] = []
 
         def connect(memory: KVMemory) -> NixlWorker:
-            workers.append(NixlWorker(config.engine_id, memory, self.seams, self._fetch_peer, self._agent))
+            name, seams = config.engine_id, self.seams
+            workers.append(NixlWorker(name, memory, seams, self._fetch_peer, self._agent, self._patience, leases.renew))
             return workers[0]
 
         engine = EngineCore(config, self.seams, leases, connect)
-        return engine, leases, workers[0].describe()
+        return engine, leases, workers[0]
 
     def _offer_commands(self) -> None:
         commands = {"configure": self.configure} | engine_commands(self.engine, self._leases)
@@ -84,41 +86,81 @@ class EngineHost:
         """Replace the engine by one of this configuration (`EngineConfig.to_plain`). Called in the loop's thread.
 
         Raises:
-            StartupError: it cannot be started so; the engine that runs is kept.
+            StartupError: it cannot be started so, or bytes still land in the engine that runs; that one is kept.
         """
-        self.engine, self._leases, self.describe = self._build(EngineConfig.from_plain(plain))
+        config = EngineConfig.from_plain(plain)
+        self._wait_for_reads()
+        self.engine, self._leases, self._worker = self._build(config)
+        self.describe = self._worker.describe()
         self.loop.replace(self.engine)
         self._offer_commands()
+
+    def _wait_for_reads(self) -> None:
+        """Memory that a read still writes must not go: a posted read cannot be taken back."""
+        deadline = time.monotonic() + _REPLACE_S
+        while self._worker.num_moving:
+            if time.monotonic() > deadline:
+                raise StartupError(f"{self._worker.num_moving} reads do not end: their producer has to go on, or to go")
+            self._worker.poll()
+            time.sleep(0.01)
 
 
 def serve_engine(config: EngineConfig, options: ServeOptions) -> NoReturn:
     """Run an engine with the NIXL pull connector behind its server, until a signal ends it."""
-    host = EngineHost(config, options.peers)
-    metrics = EngineMetrics(lambda: host.engine)
-    server = EngineServer(config.engine_id, host.loop, metrics, lambda: host.describe)
-    accept_control(
-        options.control, lambda events, commands: host.loop.post(lambda: host.seams.connect(events, commands))
-    )
-    host.loop.start()
-    code = _serve(server.app, options)
-    host.loop.stop()
-    leave(code)
+
+    def serve() -> None:
+        # What can be refused is refused before there is an agent.
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise StartupError("--device cuda: torch finds no CUDA device here; see `kvchaos doctor`")
+        control = None if options.control is None else ControlChannel(options.control)
+        listening = bind(options.host, options.port)
+        _keep_transport_local(options.host)
+        host = EngineHost(config, options)
+        server = EngineServer(config.engine_id, host.loop, host.metrics, lambda: host.describe)
+        if control is not None:
+            control.start(lambda events, commands: host.loop.post(lambda: host.seams.connect(events, commands)))
+        host.loop.start()
+
+        async def stop() -> None:
+            await asyncio.to_thread(host.loop.stop)
+
+        run(f"engine {config.engine_id}", server.app, listening, stop, options.drain_s)
+        host.loop.stop()
+
+    _run_and_leave(serve)
 
 
 def serve_proxy(producer: str, consumer: str, options: ServeOptions) -> NoReturn:
     """Run the P/D proxy until a signal ends it."""
-    seams = RemoteSeams(PROXY)
-    seams.serve_commands({})
-    pending: list[Callable[[], None]] = []
 
-    def between() -> None:
-        while pending:
-            pending.pop(0)()
-        seams.poll()
+    def serve() -> None:
+        control = None if options.control is None else ControlChannel(options.control)
+        listening = bind(options.host, options.port)
+        seams = RemoteSeams(PROXY)
+        seams.serve_commands({})
+        pending: list[Callable[[], None]] = []
 
-    server = ProxyServer(producer, consumer, seams, between)
-    accept_control(options.control, lambda events, commands: pending.append(lambda: seams.connect(events, commands)))
-    leave(_serve(server.app, options))
+        def between() -> None:
+            while pending:
+                pending.pop(0)()
+            seams.poll()
+
+        server = ProxyServer(producer, consumer, seams, between)
+        if control is not None:
+            control.start(lambda events, commands: pending.append(lambda: seams.connect(events, commands)))
+        run("proxy", server.app, listening, server.stop, options.drain_s)
+
+    _run_and_leave(serve)
+
+
+def _keep_transport_local(host: str) -> None:
+    """UCX listens on every network device that it is not told to leave alone; a local server listens on no other."""
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if local and sys.platform == "linux":
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
 def engine_commands(engine: EngineCore, leases: PullScheduler) -> dict[str, Callable[..., Any]]:
@@ -172,56 +214,19 @@ def peer_fetcher(peers: Mapping[str, str]) -> Callable[[str], Mapping[str, Any]]
     return fetch
 
 
-def control_token() -> bytes:
-    """The token that the control channel wants.
-
-    Raises:
-        InputError: there is none, or it is too short to be one.
-    """
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    if len(token) < MIN_TOKEN_LENGTH:
-        raise InputError(f"--control needs {TOKEN_VARIABLE} with {MIN_TOKEN_LENGTH} characters or more in it")
-    return token.encode()
-
-
-def accept_control(address: Address | None, connected: Callable[[Any, Any], None]) -> None:
-    """Listen for a harness, if an address is given: it makes two connections, for events and for commands."""
-    if address is None:
-        return
-    listener = Listener(address, authkey=control_token())
-    logger.warning("FAULT CONTROL IS ON at %s:%s: who holds the token can change KV caches", *address)
-
-    def accept() -> None:
-        waiting: list[Any] = []
-        while True:
-            try:
-                waiting.append(listener.accept())
-            except (AuthenticationError, EOFError, OSError) as error:
-                logger.warning("fault control: a connection was refused (%s)", type(error).__name__)
-                continue
-            if len(waiting) == 2:
-                connected(*waiting)
-                waiting.clear()
-
-    threading.Thread(target=accept, name="control", daemon=True).start()
-
-
-def _serve(app: Starlette, options: ServeOptions) -> int:
-    # uvicorn raises the signal that stopped it once more when it has stopped; by then we are leaving anyway.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=options.host,
-            port=options.port,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=_GRACE_S,
-        )
-    )
-    server.run()
-    return 0 if server.started else 1
+def _run_and_leave(serve: Callable[[], None]) -> NoReturn:
+    code = 0
+    try:
+        serve()
+    except KVChaosError as error:
+        print(f"kvchaos: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = _EXIT_INTERRUPTED
+    except BaseException:  # noqa: BLE001 - whatever it is, leaving by another way may crash on the way out
+        traceback.print_exc()
+        code = EXIT_SOFTWARE
+    leave(code)
 
 
 def leave(code: int) -> NoReturn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.numerics import MAX_CONTEXT
 from faults.base import FaultParams
 from scenarios.problems import Issue
 from scenarios.schema import Scenario
@@ -48,6 +49,9 @@ def _room(scenario: Scenario) -> Iterator[Issue]:
     need = workload.longest
     request = f"the longest request needs {need} ({workload.prompt_tokens[1]} prompt + {workload.output_tokens} output)"
     written = (("workload", "prompt_tokens"), ("workload", "output_tokens"), ("workload",))
+    if need > MAX_CONTEXT:
+        message = f"{request}, but an engine computes at most {MAX_CONTEXT}: lower prompt_tokens or output_tokens"
+        yield Issue(("workload", "prompt_tokens"), message, written)
     for name, side in (("producer", topology.producer), ("consumer", topology.consumer)):
         if side.capacity < need:
             holds = f"{side.num_blocks}, which hold {side.capacity} tokens in blocks of {side.block_size} (one is null)"
@@ -57,6 +61,9 @@ def _room(scenario: Scenario) -> Iterator[Issue]:
         limit = side.max_model_len
         if limit is not None and limit < need:
             message = f"max_model_len is {limit}, but {request}: use at least {need}"
+            yield Issue(("topology", name, "max_model_len"), message, written)
+        if limit is not None and limit > MAX_CONTEXT:
+            message = f"max_model_len is {limit}, but an engine computes at most {MAX_CONTEXT}: lower it"
             yield Issue(("topology", name, "max_model_len"), message, written)
         if limit is not None and limit > side.capacity:
             message = f"max_model_len is {limit}, but num_blocks hold {side.capacity} tokens: leave it out or lower it"

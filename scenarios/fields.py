@@ -14,6 +14,8 @@ STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 _INCIDENT = re.compile(r"[\w.-]+/[\w.-]+#[0-9]+", re.ASCII)
 _GAP = re.compile(r"GAP-([1-9]|1[0-3])")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+MAX_NAME = 100
+"""Characters. With a policy after it, a name is the name of a folder."""
 
 
 def one_of(*allowed: int) -> AfterValidator:
@@ -48,6 +50,12 @@ def _one_line(value: str) -> str:
     return value
 
 
+def _short_name(value: str) -> str:
+    if len(value) > MAX_NAME:
+        raise ValueError(f"use up to {MAX_NAME} characters")
+    return value
+
+
 def _token_range(value: Any) -> tuple[int, int]:
     pair = (value, value) if type(value) is int else value
     if not isinstance(pair, list | tuple) or len(pair) != 2 or any(type(bound) is not int for bound in pair):
@@ -59,7 +67,11 @@ def _token_range(value: Any) -> tuple[int, int]:
 
 
 OneRank = Annotated[int, AfterValidator(_one_rank)]
-Name = Annotated[str, _matching(_NAME, "use small letters, digits and single hyphens, such as stale-read")]
+Name = Annotated[
+    str,
+    _matching(_NAME, "use small letters, digits and single hyphens, such as stale-read"),
+    AfterValidator(_short_name),
+]
 Incident = Annotated[str, _matching(_INCIDENT, "use owner/repo#123")]
 GapId = Annotated[str, _matching(_GAP, "use one of GAP-1 to GAP-13")]
 OneLine = Annotated[str, AfterValidator(_one_line)]

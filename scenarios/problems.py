@@ -6,7 +6,6 @@ A scenario is written by a person, so its errors name the file, the line, the fi
 from __future__ import annotations
 
 import difflib
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,9 +104,7 @@ def clipped(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Control characters, line separators and lone surrogates escaped, so that a terminal shows one clean line."""
+    """Whatever does not print (control characters, separators, lone surrogates, code points without a character)
+    escaped, so that a terminal shows one clean line."""
     safe = text.encode("utf-8", "backslashreplace").decode()
-    return "".join(
-        ch.encode("unicode_escape").decode() if unicodedata.category(ch) in ("Cc", "Cf", "Zl", "Zp") else ch
-        for ch in safe
-    )
+    return "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in safe)

@@ -132,7 +132,8 @@ class NixlWorker(WorkerConnector):
                 del self._reads[request_id]
                 self._complete(read)
         self._deliver_notices()
-        self._peers.sweep({user.peer.agent for user in (*self._reads.values(), *self._notices)})
+        reading = {read.peer.agent for read in self._reads.values()}
+        self._peers.sweep(reading | {notice.peer.agent for notice in self._notices})
         received, self._received = frozenset(self._received), set()
         failed, self._failed = frozenset(self._failed), set()
         return TransferResults(frozenset(sent), received, failed)
@@ -178,7 +179,9 @@ class NixlWorker(WorkerConnector):
         """A peer that answers nothing would pin more blocks with every load."""
         since = time.monotonic() - self._patience.read_s
         if any(read.handles and read.peer is peer and read.last_posted < since for read in self._reads.values()):
-            raise PeerError(f"engine {peer.geometry.engine!r} has left a read unanswered for {self._patience.read_s:.0f} s")
+            raise PeerError(
+                f"engine {peer.geometry.engine!r} has left a read unanswered for {self._patience.read_s:.0f} s"
+            )
 
     def _post(self, read: _Read) -> None:
         """Post operations up to the next one that is held, a handle a layer."""

@@ -87,8 +87,10 @@ def _new_agent(name: str) -> Any:
         ) from None
     try:
         agent = nixl_agent(name, nixl_agent_config(backends=[_BACKEND]))
-    except Exception as error:
-        raise StartupError(f"NIXL cannot make an agent ({type(error).__name__}: {error}): see `kvchaos doctor`") from None
+    except Exception as error:  # noqa: BLE001 - NIXL raises many kinds, and none of them is for the user
+        raise StartupError(
+            f"NIXL cannot make an agent ({type(error).__name__}: {error}): see `kvchaos doctor`"
+        ) from None
     if _BACKEND not in agent.backends:
         raise StartupError(f"this NIXL has no {_BACKEND} backend: see `kvchaos doctor`")
     return agent
@@ -245,6 +247,6 @@ class Peers:
             raise PeerError(f"engine {engine_id!r} has KV rows of {peer.row_bytes} bytes, not {self._row_bytes}")
         try:
             agent = self._agent.meet(metadata)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a peer sends must not end this engine
             raise PeerError(f"engine {engine_id!r} cannot be met ({type(error).__name__}: {error})") from None
         return Peer.from_plain(engine_id, agent, found)

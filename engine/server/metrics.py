@@ -2,65 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
+from engine.checksum.verdict import NotCheckedReason, UnverifiedReason, VerdictStatus
 from engine.core import EngineCore
 from engine.request import RequestOutput
 
+_LOADS = (
+    (VerdictStatus.VERIFIED, ""),
+    (VerdictStatus.MISMATCH, ""),
+    *((VerdictStatus.UNVERIFIED, reason) for reason in UnverifiedReason),
+    *((VerdictStatus.NOT_CHECKED, reason) for reason in NotCheckedReason),
+)
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class EngineMetrics:
-    """One registry an engine. docs/alerts.md has rules on top of these names."""
+    """One registry an engine. docs/alerts.md has rules on top of these names.
 
-    def __init__(self, engine: Callable[[], EngineCore]) -> None:
-        """`engine` gives the engine as it is now."""
-        self.registry = CollectorRegistry()
+    `finished` is called in the engine's thread, the other methods in the server's.
+    """
+
+    def __init__(self, engine: Callable[[], EngineCore], fault_control: bool = False) -> None:
+        """`engine` gives the engine as it is now. `fault_control` says that faults can be injected into it."""
+        self.registry = registry = CollectorRegistry()
         self._loads = Counter(
-            "kvchaos_loads", "Remote KV loads by verdict and reason.", ["verdict", "reason"], registry=self.registry
+            "kvchaos_loads", "Remote KV loads by verdict and reason.", ["verdict", "reason"], registry=registry
+        )
+        self._failed_loads = Counter(
+            "kvchaos_failed_loads", "Remote KV loads that the transport reports as failed.", registry=registry
         )
         self._compared = Counter(
-            "kvchaos_positions_compared", "Block positions whose checksums were compared.", registry=self.registry
+            "kvchaos_positions_compared", "Block positions whose checksums were compared.", registry=registry
         )
         self._not_compared = Counter(
-            "kvchaos_positions_not_compared", "Loaded block positions that were not compared.", registry=self.registry
+            "kvchaos_positions_not_compared", "Loaded block positions that were not compared.", registry=registry
         )
         self._requests = Counter(
-            "kvchaos_requests", "Finished requests by reason.", ["finish_reason"], registry=self.registry
+            "kvchaos_requests", "Finished requests by reason.", ["finish_reason"], registry=registry
         )
         self._recomputes = Counter(
-            "kvchaos_recomputes", "Requests whose load failed and that were computed here.", registry=self.registry
+            "kvchaos_recomputes", "Requests whose load failed and that were computed here.", registry=registry
         )
         self._ttft = Histogram(
             "kvchaos_ttft_seconds",
             "From the arrival of a request to its first token.",
-            registry=self.registry,
+            registry=registry,
             buckets=_TTFT_BUCKETS,
         )
-        free = Gauge("kvchaos_free_blocks", "Blocks in the pool that nobody holds.", registry=self.registry)
-        free.set_function(lambda: engine().scheduler.kv.pool.num_free)
-        leases = Gauge("kvchaos_leases", "Requests whose blocks are held for a consumer.", registry=self.registry)
-        leases.set_function(lambda: _leases(engine()))
+        # A series that begins with its first mismatch has no increase for a rule to see.
+        for verdict, reason in _LOADS:
+            self._loads.labels(verdict, reason)
+        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("free_blocks", "Blocks in the pool that nobody holds.", lambda: engine().scheduler.kv.pool.num_free),
+            ("blocks", "All blocks in the pool.", lambda: engine().scheduler.kv.pool.num_blocks - 1),
+            ("leases", "Requests whose blocks are held for a consumer.", lambda: _leases(engine())),
+            ("unfinished_requests", "Requests that wait, load or run.", lambda: engine().scheduler.num_unfinished),
+            ("loads_in_flight", "Remote KV loads under way.", lambda: engine().scheduler.num_loading),
+            ("fault_control", "1 where faults can be injected into this engine.", lambda: float(fault_control)),
+        )
+        for name, what, read in gauges:
+            Gauge(f"kvchaos_{name}", what, registry=registry).set_function(read)
+        registry.register(_ChecksumTimes(engine))
 
     def first_token(self, seconds: float) -> None:
         """A request's first token came `seconds` after it arrived."""
         self._ttft.observe(seconds)
 
     def finished(self, output: RequestOutput) -> None:
-        """Count a finished request and its load."""
+        """Count a finished request and its load, if it had one."""
         self._requests.labels(str(output.finish_reason)).inc()
         verdict = output.verdict
+        if verdict.status is VerdictStatus.NO_LOAD:
+            return
         self._loads.labels(str(verdict.status), str(verdict.reason or "")).inc()
         self._compared.inc(sum(len(group.compared) for group in verdict.groups))
         self._not_compared.inc(sum(len(group.not_compared) for group in verdict.groups))
+        if verdict.reason == NotCheckedReason.LOAD_FAILED:
+            self._failed_loads.inc()
         if output.recomputed:
             self._recomputes.inc()
 
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)
+
+
+class _ChecksumTimes(Collector):
+    """What `engine.checksum.worker.ChecksumTimes` says of all workers."""
+
+    def __init__(self, engine: Callable[[], EngineCore]) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        times = self._engine().checksum_times
+        for name, what, value in (
+            ("records", "Times that a worker summed the blocks of a request.", sum(t.records for t in times)),
+            (
+                "start_seconds",
+                "Time of the engine's thread to start sums: all of it on a CPU, only their launch on a device.",
+                sum(t.start_s for t in times),
+            ),
+            (
+                "wait_seconds",
+                "Time that the finaliser waited for sums and took them in.",
+                sum(t.wait_s for t in times),
+            ),
+        ):
+            yield CounterMetricFamily(f"kvchaos_checksum_{name}", what, value=value)
 
 
 def _leases(engine: EngineCore) -> int:

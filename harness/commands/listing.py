@@ -33,7 +33,7 @@ def _print(rows: list[dict[str, str]], as_json: bool) -> None:
             return
         table = Table(box=None, pad_edge=False)
         for name in rows[0]:
-            table.add_column(name)
+            table.add_column(name, no_wrap=name == "from")
         for row in rows:
             table.add_row(*row.values())
         if not console.is_terminal:

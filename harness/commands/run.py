@@ -90,8 +90,9 @@ def run(
         raise PlanError(f"none of the {len(scenarios)} scenarios runs under --policy {', '.join(wanted)}")
     if not cells:
         raise PlanError(f"--shard {shard} holds none of the {len(planned)} cells: use fewer shards")
-    if isinstance(TARGETS[target], PairTarget):
-        TARGETS[target].check()
+    runs_on = TARGETS[target]
+    if isinstance(runs_on, PairTarget):
+        runs_on.check()
     options = Options(_name(paths), target, seed, wanted, _sources(paths, scenarios), provenance, connector)
     run_dir = create(
         runs_dir, options, [cell.id for cell in planned], shard, ["kvchaos", *sys.argv[1:]], datetime.now(UTC)

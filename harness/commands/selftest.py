@@ -20,6 +20,7 @@ from harness.mutants.base import Mutant, probe_name
 from harness.mutants.trial import State, Trial, unique_probes
 from harness.selftest import SelftestResult, run_selftest
 from reports.records import to_json
+from reports.text import counted
 
 WIDTH = 160
 _WORDS = {
@@ -130,9 +131,10 @@ def _complaint(trial: Trial) -> str:
 def _conclusion(result: SelftestResult) -> str:
     killed, tried = len(result.of(State.KILLED)), len(result.trials)
     seconds = sum(trial.seconds for trial in result.trials)
+    bugs = counted(tried, "planted bug")
     if killed == tried:
-        return f"All {tried} planted bugs were noticed, and no control was disturbed ({seconds:.0f} s of work)."
-    return f"{tried - killed} of {tried} planted bugs did not come out as they must: do not trust a green run."
+        return f"{killed} of {bugs} noticed, no control disturbed ({seconds:.0f} s of work)."
+    return f"{tried - killed} of {bugs} did not come out as they must: do not trust a green run."
 
 
 def _wide(console: Console) -> Console:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -16,7 +18,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
     host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
         raise InputError(f"--control {text}: use HOST:PORT")
     return host, int(port)
 
@@ -25,19 +27,39 @@ def _peers(values: tuple[str, ...]) -> dict[str, str]:
     peers = {}
     for value in values:
         engine_id, found, url = value.partition("=")
-        if not engine_id or not found or not url.startswith(("http://", "https://")):
+        if not engine_id or not found or not _is_url(url):
             raise InputError(f"--peer {value}: use ID=URL, such as producer=http://127.0.0.1:8100")
         peers[engine_id] = url
     return peers
 
 
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 host_option = click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; loopback unless told otherwise."
+)
+port_option = click.option(
+    "--port", type=click.IntRange(0, 65535), required=True, help="0: any free one; the log says which."
 )
 control_option = click.option(
     "--control",
     metavar="HOST:PORT",
     help="Let a harness inject faults through this address. Needs KVCHAOS_CONTROL_TOKEN. Never in production.",
+)
+
+
+drain_option = click.option(
+    "--drain-ms",
+    type=click.IntRange(0, 3_600_000),
+    default=3000,
+    show_default=True,
+    help="How long a signal lets requests finish before they end with an error.",
 )
 
 
@@ -52,7 +74,7 @@ def serve() -> None:
 @click.option("--role", type=click.Choice(["producer", "consumer"]), required=True, help="Names the engine by default.")
 @click.option("--id", "engine_id", help="The engine's id, by which others read from it. Default: its role.")
 @host_option
-@click.option("--port", type=click.IntRange(1, 65535), required=True)
+@port_option
 @click.option("--peer", "peers", multiple=True, metavar="ID=URL", help="An engine to read KV from; may be given again.")
 @click.option("--model", type=click.Choice(sorted(PRESETS)), default="tiny", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the weights.")
@@ -69,31 +91,49 @@ def serve() -> None:
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--kv-checksum-mode", type=click.Choice(["off", "log", "enforce"]), default="log", show_default=True)
 @click.option("--kv-load-failure-policy", type=click.Choice(["fail", "recompute"]), default="fail", show_default=True)
+@click.option(
+    "--load-timeout-ms", type=click.IntRange(1), default=120_000, show_default=True, help="Then the request fails."
+)
+@click.option(
+    "--heartbeat-ms",
+    type=click.IntRange(0),
+    default=5000,
+    show_default=True,
+    help="How often a read that goes on renews its lease; 0: never.",
+)
+@drain_option
 @control_option
-def engine(role: str, engine_id: str | None, host: str, port: int, peers: tuple[str, ...], **options: object) -> None:
+def engine(role: str, engine_id: str | None, host: str, port: int, peers: tuple[str, ...], **options: Any) -> None:
     """Serve one engine: /v1/completions with streaming, /health, /metrics. KV moves through NIXL."""
     from engine.checksum.policy import ChecksumSettings
+    from engine.connectors.nixl import NixlPatience
     from harness.serve import ServeOptions, serve_engine
 
-    control = _address(options.pop("control"))  # type: ignore[arg-type]
-    checksum = ChecksumSettings(
-        kv_checksum_mode=options.pop("kv_checksum_mode"),  # type: ignore[arg-type]
-        kv_load_failure_policy=options.pop("kv_load_failure_policy"),  # type: ignore[arg-type]
+    control, drain_s = _address(options.pop("control")), options.pop("drain_ms") / 1000
+    patience = NixlPatience(
+        read_s=options.pop("load_timeout_ms") / 1000, heartbeat_s=options.pop("heartbeat_ms") / 1000
     )
-    model = preset(str(options.pop("model")))
-    lease = options.pop("lease_ms")
-    config = EngineConfig(engine_id or role, model, checksum=checksum, lease_ticks=lease, **options)  # type: ignore[arg-type]
-    serve_engine(config, ServeOptions(host, port, control, _peers(peers)))
+    checksum = ChecksumSettings(
+        kv_checksum_mode=options.pop("kv_checksum_mode"),
+        kv_load_failure_policy=options.pop("kv_load_failure_policy"),
+    )
+    model, lease = preset(options.pop("model")), options.pop("lease_ms")
+    config = EngineConfig(engine_id or role, model, checksum=checksum, lease_ticks=lease, **options)
+    serve_engine(config, ServeOptions(host, port, control, _peers(peers), patience, drain_s))
 
 
 @serve.command()
 @click.option("--producer", required=True, metavar="URL", help="Where prompts are prefilled.")
 @click.option("--consumer", required=True, metavar="URL", help="Where they are decoded.")
 @host_option
-@click.option("--port", type=click.IntRange(1, 65535), required=True)
+@port_option
+@drain_option
 @control_option
-def proxy(producer: str, consumer: str, host: str, port: int, control: str | None) -> None:
+def proxy(producer: str, consumer: str, host: str, port: int, drain_ms: int, control: str | None) -> None:
     """Serve the proxy that sends a prompt to the producer and then, with what it answered, to the consumer."""
     from harness.serve import ServeOptions, serve_proxy
 
-    serve_proxy(producer, consumer, ServeOptions(host, port, _address(control)))
+    for name, url in (("--producer", producer), ("--consumer", consumer)):
+        if not _is_url(url):
+            raise InputError(f"{name} {url}: use a URL, such as http://127.0.0.1:8100")
+    serve_proxy(producer, consumer, ServeOptions(host, port, _address(control), drain_s=drain_ms / 1000))

@@ -90,6 +90,13 @@ TROUBLES: Mapping[str, Trouble] = {
     ),
 }
 
+TROUBLE_CELLS = [
+    (name, policy)
+    for name, trouble in TROUBLES.items()
+    for policy in Policy
+    if policy is not Policy.OFF or trouble.verdict != "unverified"  # without checksums there are none to lose
+]
+
 
 def clean_scenario(policy: Policy, topology: Plain, workload: Plain | None = None) -> dict[str, Any]:
     """No fault: every load verifies and is right."""

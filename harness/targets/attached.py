@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from engine.errors import InputError
-from harness.serve import PROXY, control_token
+from harness.control import control_token
 from harness.targets.pair import Endpoint, Pair
-from harness.targets.workload import CONSUMER, PRODUCER
+from harness.targets.workload import CONSUMER, PRODUCER, PROXY
 
 PAIR_VARIABLE = "KVCHAOS_PAIR"
 _USAGE = "producer=HOST:PORT:CONTROL_PORT consumer=HOST:PORT:CONTROL_PORT proxy=HOST:PORT:CONTROL_PORT"

@@ -17,6 +17,7 @@ from faults.registry import FAULTS
 from harness.guard import GuardedSeams
 from harness.history import History
 from harness.oracles.bookkeeping import BookkeepingOracle
+from harness.oracles.diagnosis import DiagnosisOracle
 from harness.oracles.kv_bytes import BytesOracle
 from harness.oracles.provenance import ProvenanceOracle
 from harness.oracles.tokens import oracle_tokens
@@ -80,6 +81,7 @@ class Conductor:
         topology = cell.scenario.topology
         Recorder(history, stage.now).attach(seams)
         BytesOracle(history, min(topology.producer.block_size, topology.consumer.block_size)).attach(seams)
+        DiagnosisOracle(history).attach(seams)
         if cell.provenance:
             ProvenanceOracle(history, stage.producer, stage.consumer, stage.prompts).attach(seams)
         self._bookkeeping = BookkeepingOracle(history, (stage.producer, stage.consumer))

@@ -11,9 +11,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.serve import PROXY, TOKEN_VARIABLE
+from harness.control import TOKEN_VARIABLE
 from harness.targets.pair import Endpoint, Pair, PairError
-from harness.targets.workload import CONSUMER, PRODUCER
+from harness.targets.workload import CONSUMER, PRODUCER, PROXY
 
 _HOST = "127.0.0.1"
 _STOP_S = 10.0

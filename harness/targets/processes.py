@@ -23,7 +23,7 @@ from engine.checksum.verdict import NotCheckedReason, UnverifiedReason, Verdict,
 from engine.proxy import Prompt
 from engine.request import FinishReason, RequestOutput
 from engine.seams import SEAMS, Seams, Stage, Verified
-from engine.server.app import REQUEST_ID_HEADER
+from engine.server.incoming import REQUEST_ID_HEADER
 from engine.tokenizer import BOS
 from faults.levers import CLOCK, COMPETITORS, Levers
 from harness.errors import CheckerError
@@ -31,13 +31,12 @@ from harness.history import History
 from harness.oracles.view import EngineView
 from harness.plan import Cell
 from harness.remote.harness_side import RemoteCommandError
-from harness.serve import PROXY
 from harness.targets import conduct
 from harness.targets.attached import attached_pair, check_attached
 from harness.targets.conduct import Conductor, plain_output
 from harness.targets.local_pair import LocalPair
 from harness.targets.pair import Pair
-from harness.targets.workload import CONSUMER, PRODUCER, engine_config, make_prompts
+from harness.targets.workload import CONSUMER, PRODUCER, PROXY, engine_config, make_prompts
 
 _REQUEST_S = 60.0
 _QUIET_S = 10.0

@@ -12,7 +12,7 @@ from scenarios.schema import Scenario
 from scenarios.topology import EngineTopology
 
 LEASE_TICKS = 10**9  # in a clean run no lease ends by itself
-PRODUCER, CONSUMER = "producer", "consumer"
+PRODUCER, CONSUMER, PROXY = "producer", "consumer", "proxy"
 
 
 def request_id(load: int) -> str:

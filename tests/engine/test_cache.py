@@ -116,3 +116,17 @@ def test_the_memory_says_its_geometry(cache):
     memory = KVMemory(cache)
     geometry = (memory.num_layers, memory.num_kv_heads, memory.num_blocks, memory.block_size, memory.bytes_per_token)
     assert geometry == (2, 2, 6, 4, 64)
+
+
+def test_watchers_hear_of_every_slot_that_is_changed_from_outside(cache):
+    memory, heard = KVMemory(cache), []
+    memory.watch(lambda *where: heard.append(where))
+    memory.write_slot(1, 0, 3, 2, np.zeros(cache.bytes_per_token, dtype=np.uint8))
+    assert heard == [(1, 0, 3, 2)]
+    heard.clear()
+    memory.fill((2, 5), POISON)
+    assert sorted(heard) == [(layer, h, b, s) for layer in range(2) for h in range(2) for b in (2, 5) for s in range(4)]
+    heard.clear()
+    memory.slots((1,))
+    cache.write(0, torch.tensor([1]), torch.tensor([0]), torch.zeros(1, 2, 16), torch.zeros(1, 2, 16))
+    assert heard == [], "reading, and the engine's own writes, are no change from outside"

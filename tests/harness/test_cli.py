@@ -18,6 +18,7 @@ from harness.targets import TARGETS
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
+BIG = {side: {"num_blocks": 1000} for side in ("producer", "consumer")}
 
 
 def test_every_cell_as_expected_is_0(kvchaos: Run, write_scenario: Write) -> None:
@@ -127,13 +128,16 @@ def test_broken_yaml(kvchaos: Run, tmp_path: Path, text: str, message: str) -> N
         ({"workload": {"prompt_tokens": 0}}, "prompt_tokens"),
         ({"workload": {"prompt_tokens": [50, 20]}}, "prompt_tokens"),
         ({"workload": {"prompt_tokens": 100_000}}, "num_blocks"),
+        ({"workload": {"prompt_tokens": 9000}, "topology": BIG}, "an engine computes at most 8192"),
+        ({"topology": {**BIG, "consumer": BIG["consumer"] | {"max_model_len": 9000}}}, "max_model_len is 9000"),
+        ({"name": "a" * 101}, "use up to 100 characters"),
         ({"faults": [{"kind": "bit_flip", "when": {"load": 9, "at": "before_verify"}}]}, "use 1 to 2"),
         ({"expect": {"off": {"verdict": "not_checked"}}}, "expect lacks fail_open"),
         ({"surprise": 1}, "surprise"),
     ],
 )
 def test_a_scenario_that_cannot_be(kvchaos: Run, write_scenario: Write, changes: dict[str, Any], message: str) -> None:
-    path = write_scenario(**changes)
+    path = write_scenario(**({"name": "flip"} | changes))
     for command in (("run", path, "--runs-dir", "out"), ("validate", path), ("list", "scenarios", path)):
         text = "\n".join(kvchaos(*command).err.splitlines())
         assert message in text

@@ -51,6 +51,7 @@ def check(text: str) -> None:
 
 
 @given(damaged())
+@example("\ud7fc:")  # a code point that is no character
 @example(SOUND)
 def test_damaged_scenarios(text: str) -> None:
     check(text)

@@ -158,10 +158,9 @@ def test_a_scenario_called_latest(kvchaos: Run, write_scenario: Write) -> None:
     assert kvchaos("analyze", done.json["run_dir"]).code == 0
 
 
-def test_a_name_too_long_for_a_folder_is_one_line(kvchaos: Run, write_scenario: Write) -> None:
-    done = kvchaos("run", write_scenario("a" * 245), "--policy", "fail_open")
-    assert done.code in (64, 70)
-    assert len(done.err.splitlines()) == 1
+def test_names_that_a_folder_can_just_have(kvchaos: Run, write_scenario: Write) -> None:
+    path = write_scenario("a" * 100, "b" * 255)
+    assert kvchaos("run", path.parent, "--repeat", 100).code == 0
 
 
 @pytest.mark.parametrize("width", ["1", "10", "40", "79", "300", "wide"])
