@@ -58,13 +58,21 @@ class UpstreamError(KVChaosError):
 class ProxyServer:
     """Routes between one producer and one consumer. `between` is called often, in the event loop's thread."""
 
-    def __init__(self, producer_url: str, consumer_url: str, seams: Seams, between: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        producer_url: str,
+        consumer_url: str,
+        seams: Seams,
+        between: Callable[[], None],
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`transport` takes requests to the engines; None: HTTP."""
         self._producer = producer_url.rstrip("/")
         self._consumer = consumer_url.rstrip("/")
         self._seams = seams
         self._between = between
         self._stopping = asyncio.Event()
-        self._client = httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS, trust_env=False)
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS, trust_env=False, transport=transport)
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self._completions, methods=["POST"]),

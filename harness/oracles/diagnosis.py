@@ -47,7 +47,8 @@ class DiagnosisOracle:
             if (final.kv[:, :, first : first + loaded.kv.shape[2]] == loaded.kv).all():
                 continue
             others = {name: kv for name, kv in self._final.items() if name != event.request_id}
-            others |= self._reused(event.request_id)
+            for request_id in self._blocks:
+                others |= self._reused(request_id)
             found = diagnose(final, loaded, others)
             self._history.add(EVENT, request=event.request_id, damage=found.damage, hypotheses=list(found.texts))
 
@@ -57,7 +58,8 @@ class DiagnosisOracle:
         owners = {self._owners.get((engine, block_id), request_id) for block_id in blocks.block_ids} - {request_id}
         if not owners:
             return {}
-        return {f"{' and '.join(sorted(owners))} (in blocks that P had reused)": _kv(blocks, memory)}
+        name = f"{' and '.join(sorted(owners))} (in blocks that {request_id} had on P)"
+        return {name: _kv(blocks, memory)}
 
 
 def _kv(blocks: GroupBlocks, memory: KVMemory) -> KVBlocks:

@@ -12,7 +12,7 @@ from engine.checksum.policy import ChecksumSettings
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.loop import EngineLoop
-from engine.seams import Seams
+from engine.seams import Hold, Seams
 from engine.server.app import EngineServer
 from engine.server.metrics import EngineMetrics
 
@@ -105,10 +105,13 @@ async def ask(app, body, headers=(), **options):
 
 
 class Served:
-    """An engine in its loop, with its server. `gate` closed: the engine does nothing, but for what is posted."""
+    """An engine in its loop, with its server. While `gate` is closed no step is executed."""
 
-    def __init__(self, engine, between=lambda: None, describe=None, **options):
+    def __init__(self, engine, seams, between=lambda: None, describe=None, **options):
         self.engine = engine
+        self.gate = threading.Event()
+        self.gate.set()
+        seams.on("step.start", lambda event: None if self.gate.is_set() else Hold(self.gate.is_set, "a test"))
         self.metrics = EngineMetrics(lambda: engine)
         self.loop = EngineLoop(engine, between, self.metrics.finished, **options)
         self.app = EngineServer(engine.config.engine_id, self.loop, self.metrics, describe).app
@@ -143,7 +146,7 @@ class ServedPair:
         self.deliver = threading.Event()
         if deliver:
             self.deliver.set()
-        self.d = Served(self.world.d, self._between, load_timeout_s=load_timeout_s)
+        self.d = Served(self.world.d, self.world.seams, self._between, load_timeout_s=load_timeout_s)
 
     def _between(self):
         if self.deliver.is_set():
@@ -175,7 +178,9 @@ def http():
 def served():
     """A server whose engine has no connector, with blocks for one long request at a time."""
     settings = ChecksumSettings(kv_checksum_mode="off")
-    with Served(EngineCore(EngineConfig("E", num_blocks=64, checksum=settings), Seams())) as found:
+    seams = Seams()
+    with Served(EngineCore(EngineConfig("E", num_blocks=64, checksum=settings), seams), seams) as found:
+        found.seams = seams
         yield found
 
 
