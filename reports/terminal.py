@@ -44,6 +44,7 @@ STYLES = {
     Result.KNOWN_GAP: "magenta",
     Result.NOT_APPLICABLE: "dim",
 }
+SCENARIO = "scenario"
 MAX_PROBLEMS = 20
 MAX_LINES = 6
 # A scenario's name may be folded down to this; with less room the matrix is printed as a list.
@@ -129,7 +130,7 @@ def _narrow(screen: _Screen, spot: Spot) -> list[str]:
 
 def _print_matrix(screen: _Screen, rows: Sequence[Row], policies: Sequence[Policy]) -> None:
     """The widest layout that fits; a list where none does."""
-    longest = max(len(visible(row.label)) for row in rows)
+    longest = max(len(SCENARIO), *(len(visible(row.label)) for row in rows))
     for layout in (_wide, _medium, _narrow):
         widths = [_width(screen, rows, policy, layout) for policy in policies]
         room = screen.console.width - sum(width + GAP for width in widths) - GAP
@@ -169,7 +170,7 @@ def _table(
     table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), leading=0 if layout is _wide else 1
     )
-    table.add_column("scenario", width=widths[0], overflow="fold")
+    table.add_column(SCENARIO, width=widths[0], overflow="fold")
     for policy, width in zip(policies, widths[1:], strict=True):
         table.add_column("\n".join(_header(policy, layout)), width=width, overflow="fold")
     for row in rows:

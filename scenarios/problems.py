@@ -104,7 +104,6 @@ def clipped(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Whatever does not print (control characters, separators, lone surrogates, code points without a character)
-    escaped, so that a terminal shows one clean line."""
+    """Text for one line of a terminal: controls, separators, lone surrogates and what is no character are escaped."""
     safe = text.encode("utf-8", "backslashreplace").decode()
     return "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in safe)

@@ -27,6 +27,11 @@ def test_every_cell_as_expected_is_0(kvchaos: Run, write_scenario: Write) -> Non
     assert "PASSED" in done.out
 
 
+def test_the_heading_of_the_table_is_whole_above_a_short_name(kvchaos: Run, write_scenario: Write) -> None:
+    out = kvchaos("run", write_scenario("x"), "--policy", "off").out
+    assert any(line.startswith("scenario  off") for line in out.splitlines())
+
+
 def test_a_wrong_expectation_is_1_and_names_the_cell(kvchaos: Run, write_scenario: Write) -> None:
     expect = {"off": {"verdict": "not_checked", "outcome": "failed"}, "fail_open": {"verdict": "mismatch"}}
     path = write_scenario(expect=expect)

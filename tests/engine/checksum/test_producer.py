@@ -23,7 +23,7 @@ def record(rank=0, values=(1, 2), blocks=BLOCKS, fingerprint=9):
 # ---- one send by itself
 
 
-@pytest.mark.req("PRO-5", "PRO-9")
+@pytest.mark.req("PRO-5")
 def test_the_sums_of_all_workers_are_sent():
     sends = ProducerChecksums(WorldShape(2, 1))
     sends.register("r", 3, BLOCKS)
@@ -180,7 +180,7 @@ def test_what_is_sent_is_the_definition_of_what_the_forward_wrote(tools, watched
     assert payload.groups[0].values.tolist() == wanted.tolist()
 
 
-@pytest.mark.req("PRO-9", "DEF-1")
+@pytest.mark.req("DEF-1")
 def test_what_is_sent_depends_on_the_prompt_alone(tools, new_world):
     prompt = tools.prompt("a", 50)
     variants = [
