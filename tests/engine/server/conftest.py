@@ -16,6 +16,8 @@ from engine.seams import Hold, Seams
 from engine.server.app import EngineServer
 from engine.server.metrics import EngineMetrics
 
+EVER = 2**63
+GONE = {"type": "http.disconnect"}
 PATIENCE = 60  # seconds until a test gives up; none of them waits that long
 
 
@@ -40,6 +42,7 @@ class Exchange:
     def __init__(self, app, method="POST", path="/v1/completions", headers=()):
         self.messages = asyncio.Queue()
         self.sent = []
+        self.left = False
         self.num_received = 0
         self.reads = asyncio.Event()
         self.reads.set()
@@ -60,7 +63,8 @@ class Exchange:
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self):
-        message = await self.messages.get()
+        # As uvicorn does: once it has left, every later call says so too.
+        message = GONE if self.left and self.messages.empty() else await self.messages.get()
         self.num_received += 1
         return message
 
@@ -72,7 +76,8 @@ class Exchange:
         self.messages.put_nowait({"type": "http.request", "body": data, "more_body": more})
 
     def leave(self):
-        self.messages.put_nowait({"type": "http.disconnect"})
+        self.left = True
+        self.messages.put_nowait(GONE)
 
     @property
     def status(self):
@@ -105,13 +110,12 @@ async def ask(app, body, headers=(), **options):
 
 
 class Served:
-    """An engine in its loop, with its server. While `gate` is closed no step is executed."""
+    """An engine in its loop, with its server. No step after `last_step` is executed: the test says how far it goes."""
 
     def __init__(self, engine, seams, between=lambda: None, describe=None, **options):
         self.engine = engine
-        self.gate = threading.Event()
-        self.gate.set()
-        seams.on("step.start", lambda event: None if self.gate.is_set() else Hold(self.gate.is_set, "a test"))
+        self.last_step = EVER
+        seams.on("step.start", lambda event: Hold(lambda: event.step_id <= self.last_step, "a test"))
         self.metrics = EngineMetrics(lambda: engine)
         self.loop = EngineLoop(engine, between, self.metrics.finished, **options)
         self.app = EngineServer(engine.config.engine_id, self.loop, self.metrics, describe).app
@@ -161,6 +165,7 @@ class ServedPair:
 
 
 class ServerTools:
+    ever = EVER
     within = staticmethod(within)
     until = staticmethod(until)
     exchange = Exchange

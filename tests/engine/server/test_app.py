@@ -131,7 +131,7 @@ def test_a_client_that_leaves_while_it_sends(http, served):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_before_the_first_token(http, served, stream):
     async def work():
-        served.gate.clear()
+        served.last_step = 0
         exchange = http.exchange(served.app)
         exchange.body(json.dumps(LONG | {"stream": stream}).encode())
         await http.until(lambda: served.engine.scheduler.num_unfinished)
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_before_the_first_token(http, served, stream):
         await exchange.task
         assert exchange.status == 499
         await http.until(lambda: not served.engine.scheduler.num_unfinished)
-        served.gate.set()
+        served.last_step = http.ever
         await http.until(lambda: served.idle and not served.blocks_in_use)
 
     http.within(work())
@@ -151,17 +151,17 @@ def test_a_client_that_leaves_after_the_first_token(http, served, stream):
     """At that moment no step runs, so the request cannot end by itself."""
 
     async def work():
+        served.last_step = 3
         exchange = http.exchange(served.app)
         exchange.body(json.dumps(LONG | {"stream": stream}).encode())
         if stream:
             await exchange.until_sent(2)
         else:
             await http.until(lambda: served.metric("ttft_seconds_count"))
-        served.gate.clear()
         exchange.leave()
         await exchange.task
         await http.until(lambda: not served.engine.scheduler.num_unfinished)
-        served.gate.set()
+        served.last_step = http.ever
         await http.until(lambda: served.idle and not served.blocks_in_use)
 
     http.within(work())
@@ -172,15 +172,15 @@ def test_a_client_that_leaves_between_the_first_token_and_the_stream(http, serve
     """The stream's generator has not been started then, and nothing in it would run."""
 
     async def work():
+        served.last_step = 3
         exchange = http.exchange(served.app)
         exchange.reads.clear()
         exchange.body(json.dumps(LONG | {"stream": True}).encode())
         await http.until(lambda: served.metric("ttft_seconds_count"))
-        served.gate.clear()
         exchange.leave()
         await exchange.task
         await http.until(lambda: not served.engine.scheduler.num_unfinished)
-        served.gate.set()
+        served.last_step = http.ever
         await http.until(lambda: served.idle and not served.blocks_in_use)
 
     http.within(work())
@@ -206,7 +206,7 @@ def test_a_slow_reader_holds_nobody_up(http, served, tools):
 
 def test_of_two_requests_with_one_id_the_second_is_refused(http, served, tools):
     async def work():
-        served.gate.clear()
+        served.last_step = 0
         first = http.exchange(served.app, headers=[(ID, "same")])
         first.body(json.dumps({"prompt": [1, 2, 3], "max_tokens": 20}).encode())
         await http.until(lambda: served.engine.scheduler.num_unfinished)
@@ -214,7 +214,7 @@ def test_of_two_requests_with_one_id_the_second_is_refused(http, served, tools):
             second = await http.ask(served.app, {"prompt": [4], "max_tokens": 20, "stream": stream}, [(ID, "same")])
             assert second.status == 400
             assert "in use" in second.json["error"]["message"]
-        served.gate.set()
+        served.last_step = http.ever
         await first.task
         assert tokens_of(first.json) == list(tools.tokens_alone((1, 2, 3), 20))
         again = await http.ask(served.app, {"prompt": [4], "max_tokens": 3}, [(ID, "same")])
@@ -227,7 +227,7 @@ def test_the_second_of_an_id_leaves_and_the_first_goes_on(http, served, tools):
     """The engine has not even looked at the second when its client leaves: what ends must not be the first."""
 
     async def work():
-        served.gate.clear()
+        served.last_step = 0
         first = http.exchange(served.app, headers=[(ID, "same")])
         first.body(json.dumps({"prompt": [1, 2, 3], "max_tokens": 20}).encode())
         await http.until(lambda: served.engine.scheduler.num_unfinished)
@@ -236,7 +236,7 @@ def test_the_second_of_an_id_leaves_and_the_first_goes_on(http, served, tools):
         second.leave()
         await second.task
         assert second.status in (400, 499)
-        served.gate.set()
+        served.last_step = http.ever
         await first.task
         assert tokens_of(first.json) == list(tools.tokens_alone((1, 2, 3), 20))
 
@@ -269,10 +269,12 @@ def test_an_engine_that_crashes_before_the_first_token(http, served, stream, cap
 
 def test_an_engine_that_crashes_in_a_stream(http, served, caplog):
     async def work():
+        served.last_step = 3
         exchange = http.exchange(served.app)
         exchange.body(json.dumps(LONG | {"stream": True}).encode())
         await exchange.until_sent(2)
         crash(served)
+        served.last_step = http.ever
         await exchange.task
         assert "crashed" in exchange.events[-1]["error"]["message"]
         assert None not in exchange.events
@@ -283,10 +285,10 @@ def test_an_engine_that_crashes_in_a_stream(http, served, caplog):
 
 def test_stopping_ends_streams_with_an_error(http, served):
     async def work():
+        served.last_step = 3
         streamed, whole, waiting = http.exchange(served.app), http.exchange(served.app), http.exchange(served.app)
         streamed.body(json.dumps(LONG | {"stream": True}).encode())
         await streamed.until_sent(2)
-        served.gate.clear()
         whole.body(json.dumps(LONG).encode())
         waiting.body(json.dumps(LONG | {"stream": True}).encode())
         await http.until(lambda: served.engine.scheduler.num_unfinished == 3)
