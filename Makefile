@@ -23,7 +23,7 @@ STALE := stale
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser docs conformance nightly lint format typecheck clean distclean stale
+.PHONY: help setup demo test test-browser docs conformance selftest nightly lint format typecheck clean distclean stale
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ docs: $(STAMP)  ## Write the pages of docs/ that are made from code
 
 conformance: $(STAMP)  ## Write docs/conformance.md: which tests cover which requirement
 	$(BIN)/python -m harness.docgen conformance
+
+selftest: $(STAMP)  ## Plant bugs, and prove that each of them is noticed
+	$(BIN)/kvchaos selftest --jobs $(JOBS) $(ARGS)
 
 nightly: $(STAMP)  ## Run every scenario on a fresh seed, the self-test and the canary; SEED=n picks the seed
 	JOBS=$(JOBS) .ci/nightly

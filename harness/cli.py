@@ -25,6 +25,7 @@ COMMANDS = {
     "checksum": ("checksum", "checksum"),
     "payload": ("payload", "payload"),
     "schema": ("schema", "schema"),
+    "selftest": ("selftest", "selftest"),
     "serve": ("serve", "serve"),
 }
 

@@ -146,6 +146,8 @@ def _unexplained(pairs: list[tuple[RequestObservation, LoadResult]]) -> Iterator
         gaps = holding_gaps(request, [other for other, _ in pairs])
         if load.verdict is VerdictStatus.VERIFIED and load.truth is Truth.CORRUPTED and not gaps:
             yield f"{Violation.UNEXPLAINED_VERIFIED}: {load.request_id} is corrupted outside the known gaps"
+        if load.outcome is Outcome.RECOMPUTED and load.read is Truth.CORRUPTED:
+            yield f"{Violation.STALE_RECOMPUTE}: {load.request_id} was recomputed and read corrupted KV all the same"
         if load.tokens is Tokens.WRONG and load.read is not Truth.CORRUPTED:
             yield f"{Violation.UNEXPLAINED_TOKENS}: {load.request_id} has wrong tokens, but read nothing corrupted"
 

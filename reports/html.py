@@ -12,10 +12,10 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from reports.matrix import Row, by_fault, policies_of, rows_of
@@ -35,6 +35,9 @@ from reports.text import counted, visible
 from reports.untested import untested, untested_line
 from reports.views import NO_FAULT, Section, cell_view, slug
 from scenarios.words import Result, Role
+
+# By file, not by package name: a folder called reports beside somebody's script must not get in the way.
+_TEMPLATES = Path(__file__).parent / "templates"
 
 # Seeds that a place of the matrix links to; all of them are below it.
 MAX_LINKS = 6
@@ -90,7 +93,7 @@ def _inlined() -> dict[str, Any]:
 
 
 def _template_text(name: str) -> str:
-    return files("reports").joinpath("templates", name).read_text(encoding="utf-8")
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _csp_digest(text: str) -> str:
@@ -117,7 +120,7 @@ def _statement(line: str) -> tuple[str, str, str]:
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("reports"),
+        loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

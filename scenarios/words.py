@@ -63,6 +63,7 @@ class Violation(StrEnum):
 
     `UNEXPLAINED_VERIFIED`: a load is verified and corrupted, and no known gap's predicate holds.
     `UNEXPLAINED_TOKENS`: the tokens are wrong although nothing that was read is corrupted.
+    `STALE_RECOMPUTE`: a request was recomputed and read corrupted KV all the same.
     """
 
     LEAK = "leak"
@@ -71,6 +72,7 @@ class Violation(StrEnum):
     NO_PROGRESS = "no_progress"
     UNEXPLAINED_VERIFIED = "unexplained_verified"
     UNEXPLAINED_TOKENS = "unexplained_tokens"
+    STALE_RECOMPUTE = "stale_recompute"
 
 
 class Truth(StrEnum):

@@ -147,6 +147,8 @@ def load_of(view_of: Callable[..., KVView]) -> Callable[..., RequestObservation]
             "foreign": (),
             "landed": (0, 1, 2),
             "checksums_altered": False,
+            "damage": None,
+            "hypotheses": (),
         }
         return RequestObservation(**(fields | changes))
 

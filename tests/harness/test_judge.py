@@ -103,7 +103,7 @@ def test_every_deviation_has_its_line(cell_of: Cell, load_of: Load, caught: Load
 
 def test_what_is_not_said_is_not_judged(cell_of: Cell, load_of: Load, caught: Load) -> None:
     expect = {policy: {"verdict": "not_checked" if policy == "off" else "mismatch"} for policy in ("off", "fail_open")}
-    cell = cell_of(load_of(), caught(outcome=Outcome.RECOMPUTED, tokens=(1,)), scenario={"expect": expect})
+    cell = cell_of(load_of(), caught(outcome=Outcome.ABORTED, tokens=()), scenario={"expect": expect})
     assert judge(cell, "").result is Result.PASS
 
 
@@ -247,6 +247,14 @@ def test_wrong_tokens_from_intact_reads_are_a_violation_whatever_is_expected(
     assert result.result is Result.FAIL
     assert len(result.violations) == 1
     assert result.violations[0].startswith("unexplained_tokens: r2")
+
+
+def test_a_prompt_that_was_recomputed_must_read_nothing_of_the_load(cell_of: Cell, load_of: Load, caught: Load) -> None:
+    result = judge(cell_of(load_of(), caught(outcome=Outcome.RECOMPUTED, foreign=(3,))), "")
+    assert result.result is Result.FAIL
+    assert [violation.partition(":")[0] for violation in result.violations] == ["stale_recompute"]
+    clean = judge(cell_of(load_of(), caught(outcome=Outcome.RECOMPUTED, foreign=())), "")
+    assert clean.violations == ()
 
 
 @pytest.mark.parametrize(
