@@ -19,6 +19,7 @@ COMMANDS = {
     "run": ("run", "run"),
     "validate": ("validate", "validate"),
     "diff": ("diff", "diff"),
+    "doctor": ("doctor", "doctor"),
     "list": ("listing", "list_group"),
     "analyze": ("analyze", "analyze"),
     "merge": ("merge", "merge"),

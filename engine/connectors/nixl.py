@@ -31,12 +31,16 @@ _HEARTBEAT = b"\x01"  # before a request id, which is printable: the notice says
 
 @dataclass(frozen=True, slots=True)
 class NixlPatience:
-    """Seconds: for a peer to say how it is read, for a read to end before its peer counts as stuck (its blocks stay
-    until it ends), and between two signs of life of a read, which renew P's lease (0: none are sent)."""
+    """How long is waited for a peer, in seconds by `now`.
+
+    `meet_s`: to say how it is read. `read_s`: for a read to end before the peer counts as stuck (the read's blocks
+    stay until it ends). `heartbeat_s`: between two signs of life of a read, which renew P's lease; 0: none are sent.
+    """
 
     meet_s: float = 5.0
     read_s: float = 120.0
     heartbeat_s: float = 5.0
+    now: Callable[[], float] = time.monotonic
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +99,7 @@ class NixlWorker(WorkerConnector):
         self._renew = renew
         agent.register(memory)
         self._mine = Peer.of(engine_id, agent.name, memory)
-        self._peers = Peers(agent, fetch_peer, self._mine.row_bytes, self._patience.meet_s)
+        self._peers = Peers(agent, fetch_peer, self._mine.row_bytes, self._patience.meet_s, self._patience.now)
         self._meeting: list[LoadSpec] = []
         self._reads: dict[str, _Read] = {}
         self._notices: list[_Notice] = []
@@ -167,7 +171,7 @@ class NixlWorker(WorkerConnector):
         if ops is None:
             self._refuse(load, f"the blocks that it names are none of {load.remote_engine_id}'s, or do not fit")
             return
-        now = time.monotonic()
+        now = self._patience.now()
         read = self._reads[load.request_id] = _Read(load, peer, deque(ops), len(ops), now, now)
         self._post(read)
 
@@ -177,7 +181,7 @@ class NixlWorker(WorkerConnector):
 
     def _refuse_stuck(self, peer: Peer) -> None:
         """A peer that answers nothing would pin more blocks with every load."""
-        since = time.monotonic() - self._patience.read_s
+        since = self._patience.now() - self._patience.read_s
         if any(read.handles and read.peer is peer and read.last_posted < since for read in self._reads.values()):
             raise PeerError(
                 f"engine {peer.geometry.engine!r} has left a read unanswered for {self._patience.read_s:.0f} s"
@@ -212,7 +216,7 @@ class NixlWorker(WorkerConnector):
             for (to, size), (origin, _) in zip(*_align(target, source, self._mine.row_bytes), strict=True):
                 local.append((to, size, self._mine.device))
                 remote.append((origin, size, read.peer.device))
-        read.last_posted = time.monotonic()
+        read.last_posted = self._patience.now()
         try:
             handle = self._agent.initialize_xfer(
                 "READ",
@@ -234,7 +238,7 @@ class NixlWorker(WorkerConnector):
             try:
                 state = self._agent.check_xfer_state(handle)
             except Exception as error:  # noqa: BLE001 - see _transfer
-                state, read.failed = "ERR", f"{type(error).__name__}: {error}"
+                state, read.failed = "ERR", read.failed or f"{type(error).__name__}: {error}"
             if state == _RUNNING:
                 continue
             read.handles.remove(entry)
@@ -257,7 +261,7 @@ class NixlWorker(WorkerConnector):
             logger.debug("a handle is not released: %s", error)
 
     def _beat(self, read: _Read) -> None:
-        now = time.monotonic()
+        now = self._patience.now()
         if self._patience.heartbeat_s and now - read.last_beat >= self._patience.heartbeat_s:
             read.last_beat = now
             self._notify(read.peer, _HEARTBEAT + read.spec.remote_request_id.encode("utf-8", "replace"))

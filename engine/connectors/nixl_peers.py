@@ -187,11 +187,14 @@ class _Asking:
 class Peers:
     """The peers of one engine, by engine id. `fetch` asks one how its memory is read; it raises PeerError."""
 
-    def __init__(self, agent: NixlAgent, fetch: FetchPeer, row_bytes: int, patience_s: float) -> None:
+    def __init__(
+        self, agent: NixlAgent, fetch: FetchPeer, row_bytes: int, patience_s: float, now: Callable[[], float]
+    ) -> None:
         self._agent = agent
         self._fetch = fetch
         self._row_bytes = row_bytes
         self._patience_s = patience_s
+        self._now = now
         self._known: dict[str, Peer] = {}
         self._asking: dict[str, _Asking] = {}
         self._condemned: set[str] = set()
@@ -203,11 +206,11 @@ class Peers:
             return known
         asking = self._asking.get(engine_id)
         if asking is None:
-            asking = self._asking[engine_id] = _Asking(time.monotonic(), Future())
+            asking = self._asking[engine_id] = _Asking(self._now(), Future())
             name = f"ask-{engine_id}"[:64]
             threading.Thread(target=self._ask, args=(engine_id, asking.answer), name=name, daemon=True).start()
         if not asking.answer.done():
-            if time.monotonic() - asking.since > self._patience_s:
+            if self._now() - asking.since > self._patience_s:
                 raise PeerError(f"engine {engine_id!r} has not answered for {self._patience_s:.0f} s")
             return None
         del self._asking[engine_id]

@@ -1,4 +1,4 @@
-"""The P/D proxy's server, between engines that are written down here: what it forwards, and what clients see of failures."""
+"""The P/D proxy's server, between engines that are played: what it forwards, and what clients see of failures."""
 
 import asyncio
 import json
@@ -10,7 +10,13 @@ from engine.seams import Change, Hold, Seams
 from engine.server.proxy_app import ProxyServer
 
 ID = "x-request-id"
-PARAMS = {"do_remote_prefill": True, "remote_engine_id": "P", "remote_block_ids": [[1]], "kv_checksums": "AA==", "new": 1}
+PARAMS = {
+    "do_remote_prefill": True,
+    "remote_engine_id": "P",
+    "remote_block_ids": [[1]],
+    "kv_checksums": "AA==",
+    "new": 1,
+}
 
 
 class Parts(httpx.AsyncByteStream):
@@ -87,7 +93,7 @@ def test_a_prompt_goes_to_the_producer_and_then_to_the_consumer(http, behind):
 @pytest.mark.req("WIR-3")
 def test_what_the_proxy_does_not_know_goes_to_both(http, behind):
     """Keys of the request, and of its parameters; of what the producer answered every key goes on."""
-    unknown = {"top_k": 5, "x": {"y": [None, "\u00e9", 1e300]}, "stop": ["\ud83d\ude00"]}
+    unknown = {"top_k": 5, "x": {"y": [None, "\u00e9", 1e300]}, "stop": ["\U0001f600"]}
     given = {"trace": "t", "new": 2}
     http.within(http.ask(behind.app, {"prompt": "a", "kv_transfer_params": given} | unknown))
     to_p, to_d = behind.seen
@@ -174,7 +180,9 @@ def test_an_engine_that_fails_before_the_first_token(http, behind, side, fail, s
     assert answer.json["error"]["message"] == message.format(side)
 
 
-@pytest.mark.parametrize("content", [b"<html>", b"[]", b'{"kv_transfer_params": 5}', b"", b'{"kv_transfer_params": "x"}'])
+@pytest.mark.parametrize(
+    "content", [b"<html>", b"[]", b'{"kv_transfer_params": 5}', b"", b'{"kv_transfer_params": "x"}']
+)
 def test_a_producer_that_is_none(http, behind, content):
     behind.producer = lambda body: httpx.Response(200, content=content)
     answer = http.within(http.ask(behind.app, {"prompt": "a"}))
