@@ -101,19 +101,20 @@ class BitFlip(Fault[BitFlipParams]):
             after,
         )
 
-    def _choose(self, blocks: GroupBlocks, memory: KVMemory) -> Iterator[_Bit]:
+    def _choose(self, blocks: GroupBlocks, memory: KVMemory) -> list[_Bit]:
+        """The bits to flip; none if there are not as many as the scenario asks for."""
         if self.params.pattern == "bit63_pair":
-            yield from self._bit63_pair(blocks, memory)
-            return
+            return list(self._bit63_pair(blocks, memory))
         slots = self._slots(blocks)
-        chosen: set[_Bit] = set()
-        for _ in range(100 * self.params.flips):
-            bit = self._draw(slots, memory) if slots else None
-            if bit is not None and bit not in chosen:
-                chosen.add(bit)
-                yield bit
-            if bit is None or len(chosen) == self.params.flips:
-                return
+        chosen: dict[_Bit, None] = {}
+        for _ in range(100 * self.params.flips if slots else 0):
+            bit = self._draw(slots, memory)
+            if bit is None:
+                return []
+            chosen[bit] = None
+            if len(chosen) == self.params.flips:
+                return list(chosen)
+        return []
 
     def _slots(self, blocks: GroupBlocks) -> range:
         """The slots that may be hit, counted from the first slot of the blocks; empty if there are none."""

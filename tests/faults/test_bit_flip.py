@@ -116,12 +116,13 @@ def test_a_flip_is_where_the_scenario_says(memory_of, attach, fixed: dict[str, i
     assert len(drawn) == 1 if len(fixed) == 5 else len(drawn) > 5
 
 
-def test_bits_of_a_token_run_out(memory_of, attach) -> None:
+@pytest.mark.parametrize(("flips", "flipped"), [(8, 8), (9, 0), (100, 0)])
+def test_more_bits_than_there_are_flips_none(memory_of, attach, flips: int, flipped: int) -> None:
     memory = memory_of()
-    seams, context = attach(flip(flips=100, layer=0, head=0, token=3, byte=5))
+    seams, context = attach(flip(flips=flips, layer=0, head=0, token=3, byte=5))
     before = all_bytes(memory)
     seams.emit(event_at("before_verify", memory))
-    assert len(context.evidence) == len(differing_bits(before, all_bytes(memory))) == 8
+    assert len(context.evidence) == len(differing_bits(before, all_bytes(memory))) == flipped
 
 
 @pytest.mark.parametrize("blocks", [BLOCKS, AFTER_PREFIX])
