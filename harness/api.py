@@ -24,13 +24,12 @@ import torch
 
 from engine.extensions import ExtensionError
 from harness.history import History, Line, dump_line, error_text
-from harness.judge import judge
 from harness.observe import observe
 from harness.plan import Cell, plan_cells
 from harness.rundir import Options
+from harness.runner import judge_told
 from harness.targets import TARGETS
 from reports.results import CellResult, RunResult
-from reports.timeline import timeline
 from scenarios.loader import SUFFIXES, load_scenario, load_scenarios, parse_scenario
 from scenarios.problems import Problem, ScenarioError, did_you_mean, listed, shown
 from scenarios.schema import Scenario
@@ -239,7 +238,7 @@ def _rerun(options: Options, cell: Cell, through: str | None) -> str:
 
 def _judge(cell: Cell, target: str, rerun: str) -> CellResult:
     lines = _record(cell, target)
-    return replace(judge(observe(lines), rerun), timeline=timeline(lines))
+    return judge_told(observe(lines), lines, rerun)
 
 
 def _record(cell: Cell, target: str) -> list[Line]:

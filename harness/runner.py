@@ -177,10 +177,15 @@ def judge_run(run_dir: Path, options: Options) -> RunResult:
     return RunResult(options.name, options.target, options.seed, len(found) < len(plan), cells)
 
 
+def judge_told(cell: CellObservation, lines: list[Line], rerun: str) -> CellResult:
+    """The judgement of one cell, with the timeline of its history."""
+    return replace(judge(cell, rerun), timeline=timeline(lines))
+
+
 def _judge_cell(
     cell: CellObservation, options: Options, scenario: str, histories: Mapping[str, list[Line]]
 ) -> CellResult:
     """`scenario` is the one to run again: a twin's first that names it, any other cell's own."""
-    result = judge(cell, options.rerun(scenario, cell.policy, repeat=cell.repeats is not None))
-    result = replace(result, timeline=timeline(histories[cell.id]))
+    rerun = options.rerun(scenario, cell.policy, repeat=cell.repeats is not None)
+    result = judge_told(cell, histories[cell.id], rerun)
     return result if cell.repeats is None else judge_repeat(result, histories.get(cell.repeats), histories[cell.id])
