@@ -50,6 +50,10 @@ MAX_LINES = 6
 # A scenario's name may be folded down to this; with less room the matrix is printed as a list.
 NAME_WIDTHS = (18, 32)
 # A column's padding and divider.
+_LEGEND = (
+    "pass: came out as the scenario says it must. Below it verdict/outcome of the faulted requests; of all requests "
+    "where the scenario has no fault."
+)
 GAP = 2
 
 
@@ -141,7 +145,7 @@ def _print_matrix(screen: _Screen, rows: Sequence[Row], policies: Sequence[Polic
     else:
         _print_list(screen, rows, policies)
     screen.print("")
-    screen.print("Verdict/outcome of the faulted requests; of all requests where the scenario has no fault.", "dim")
+    screen.print(_LEGEND, "dim")
     flags = {flag for row in rows for spot in row.spots.values() for flag in spot.flags}
     for flag in sorted(flags):
         screen.print(FLAG_MEANINGS[flag], "dim")
