@@ -15,7 +15,7 @@ from engine.config import EngineConfig, Layout
 
 K, V = 0, 1
 ChangeWatcher = Callable[[int, int, int, int], None]
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class PagedKVCache:
@@ -30,7 +30,7 @@ class PagedKVCache:
         self.num_blocks = config.num_blocks
         self.num_kv_heads = model.num_kv_heads
         self.layout: Layout = config.layout
-        self.dtype = _DTYPES[config.kv_dtype]
+        self.dtype = DTYPES[config.kv_dtype]
         self.layers = [self._layer(model.head_dim, config.device) for _ in range(model.num_layers)]
 
     def _layer(self, head_dim: int, device: str) -> torch.Tensor:

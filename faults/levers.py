@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 CLOCK = "lever.clock"
 COMPETITORS = "lever.competitors"
+PROCESS = "lever.process"
 CHECKSUMS = "kv_checksums"
+
+Side = Literal["producer", "consumer"]
 
 
 class Clock(Protocol):
@@ -30,9 +33,26 @@ class Competitors(Protocol):
         ...
 
 
+class Process(Protocol):
+    """The engines' processes, from outside."""
+
+    def kill(self, side: Side) -> bool:
+        """SIGKILL: it has ended when this returns. False if it had ended before."""
+        ...
+
+    def pause(self, side: Side) -> None:
+        """SIGSTOP: it does nothing until it is resumed, at the latest when the requests have been answered."""
+        ...
+
+    def resume(self, side: Side) -> None:
+        """SIGCONT."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Levers:
     """The levers of one run; None where the target has none."""
 
     clock: Clock | None = None
     competitors: Competitors | None = None
+    process: Process | None = None

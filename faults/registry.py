@@ -14,6 +14,7 @@ from faults.double_read import DoubleRead
 from faults.drop_checksums import DropChecksums
 from faults.early_reuse import EarlyReuse
 from faults.false_success import FalseSuccess
+from faults.kill_producer import KillProducer
 from faults.layout_mismatch import LayoutMismatch
 from faults.local_prefix import LocalPrefix
 from faults.misplace import Misplace
@@ -34,6 +35,7 @@ _KINDS: tuple[type[Fault[Any]], ...] = (
     DropChecksums,
     EarlyReuse,
     FalseSuccess,
+    KillProducer,
     LayoutMismatch,
     LocalPrefix,
     Misplace,

@@ -28,6 +28,7 @@ COMMANDS = {
     "schema": ("schema", "schema"),
     "selftest": ("selftest", "selftest"),
     "serve": ("serve", "serve"),
+    "soak": ("soak", "soak"),
 }
 
 

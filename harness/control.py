@@ -22,7 +22,7 @@ from engine.server.running import BindError
 logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "KVCHAOS_CONTROL_TOKEN"
 MIN_TOKEN_LENGTH = 16
-_HANDSHAKE_S = 5
+_HANDSHAKE_S = 5.0
 
 Address = tuple[str, int]
 Connected = Callable[[Connection, Connection], None]
@@ -104,8 +104,8 @@ def _has_gone(waiting: Connection) -> bool:
         return True
 
 
-def _limit(connection: Connection, seconds: int) -> None:
+def _limit(connection: Connection, seconds: float) -> None:
     """How long a read or a write may take; 0: as long as it likes."""
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            same.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, 0))
+            same.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6)))

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,7 @@ print(json.dumps({"version": torch.__version__, "devices": names, "built": torch
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked for. `required`: kvchaos does not work without it. `advice`: what to do if not ok."""
+    """One thing that was looked for. `required`: kvchaos does not work without it. `advice`: for where it is not ok."""
 
     name: str
     ok: bool
@@ -97,7 +97,9 @@ def dependencies() -> Check:
         return Check("dependencies", False, True, f"{DISTRIBUTION} is not installed", "pip install -e .")
     names = [re.split(r"[^\w.-]", line)[0] for line in wanted if "extra ==" not in line]
     missing = [name for name in names if _version(name) is None]
-    found = f"missing: {', '.join(missing)}" if missing else f"all {len(names)} of {DISTRIBUTION} {_version(DISTRIBUTION)}"
+    found = (
+        f"missing: {', '.join(missing)}" if missing else f"all {len(names)} of {DISTRIBUTION} {_version(DISTRIBUTION)}"
+    )
     return Check("dependencies", not missing, True, found, f"pip install {' '.join(missing)}")
 
 
@@ -154,12 +156,10 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _try(
-    command: Sequence[str], run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
-) -> subprocess.CompletedProcess[str] | None:
+def _try(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
     """The finished process; None if it could not be started or did not end."""
     try:
-        return run(
+        return subprocess.run(
             list(command),
             capture_output=True,
             text=True,

@@ -26,7 +26,7 @@ def judge(cell: CellObservation, rerun: str) -> CellResult:
     faulted = {fault.when.load for fault in scenario.faults}
     gap = None if policy is Policy.OFF else scenario.known_gap.get(policy)
     pairs = [(request, _load_result(request, request.load in faulted, cell.provenance)) for request in cell.requests]
-    violations = [*cell.violations, *_unexplained(pairs)]
+    violations = [*cell.violations, *_unexplained(pairs, gap)]
     why: list[str] = []
     for request, load in pairs:
         wanted = expected if load.faulted or not faulted else others
@@ -53,6 +53,32 @@ def judge(cell: CellObservation, rerun: str) -> CellResult:
         why=reasons,
         loads=tuple(load for _, load in pairs),
         violations=tuple(violations),
+        evidence=cell.evidence,
+        rerun=rerun,
+    )
+
+
+def not_judged(cell: CellObservation, rerun: str, why: str) -> CellResult:
+    """A cell of which nothing can be said."""
+    scenario = cell.scenario
+    return CellResult(
+        id=cell.id,
+        scenario=scenario.name,
+        summary=scenario.summary,
+        faults=tuple(fault.kind for fault in scenario.faults),
+        incidents=scenario.incidents,
+        policy=cell.policy,
+        topology=scenario.topology_id,
+        seed=cell.seed,
+        role=cell.role,
+        twin=cell.twin,
+        expected=None,
+        others=None,
+        known_gap=None,
+        result=Result.UNKNOWN,
+        why=(why,),
+        loads=(),
+        violations=(),
         evidence=cell.evidence,
         rerun=rerun,
     )
@@ -140,12 +166,15 @@ def _gap_deviations(gap: str, request: RequestObservation, others: Sequence[Requ
         yield f"{request.request_id} (load {request.load}): {gap} is named as the known gap, but does not explain this"
 
 
-def _unexplained(pairs: list[tuple[RequestObservation, LoadResult]]) -> Iterator[str]:
-    """What must not happen whatever a scenario expects."""
+def _unexplained(pairs: list[tuple[RequestObservation, LoadResult]], gap: str | None) -> Iterator[str]:
+    """What must not happen whatever a scenario expects; `gap` is the known gap that it names."""
+    others = [other for other, _ in pairs]
     for request, load in pairs:
-        gaps = holding_gaps(request, [other for other, _ in pairs])
-        if load.verdict is VerdictStatus.VERIFIED and load.truth is Truth.CORRUPTED and not gaps:
-            yield f"{Violation.UNEXPLAINED_VERIFIED}: {load.request_id} is corrupted outside the known gaps"
+        if load.verdict is VerdictStatus.VERIFIED and load.truth is Truth.CORRUPTED:
+            holding = holding_gaps(request, others)
+            if gap not in holding:
+                like = f"; it looks like {', '.join(holding)}, which the scenario does not name" if holding else ""
+                yield f"{Violation.UNEXPLAINED_VERIFIED}: {load.request_id} is verified and corrupted{like}"
         if load.outcome is Outcome.RECOMPUTED and load.read is Truth.CORRUPTED:
             yield f"{Violation.STALE_RECOMPUTE}: {load.request_id} was recomputed and read corrupted KV all the same"
         if load.tokens is Tokens.WRONG and load.read is not Truth.CORRUPTED:

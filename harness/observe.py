@@ -15,6 +15,7 @@ from engine.request import FinishReason
 from faults.base import Evidence
 from harness.errors import HistoryError
 from harness.history import Line, error_text, find_all
+from harness.oracles.bookkeeping import KILLED
 from harness.oracles.diagnosis import EVENT as DIAGNOSIS
 from harness.oracles.kv_bytes import CHECKSUMMED, EVENT, FIRST_USE, KV_FINAL, LOAD_FINISHED, TO_BE_READ
 from harness.oracles.provenance import EVENT_ON, EVENT_READ
@@ -22,6 +23,8 @@ from reports.records import from_json, to_json
 from reports.results import GroupCoverage
 from scenarios.schema import Scenario
 from scenarios.words import Outcome, Policy, Role, Violation
+
+_NUM_ENGINES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,8 @@ def _observe(lines: list[Line]) -> CellObservation:
     if end is None and not problems and not head["missing"] and not find_all(lines, "engine.refused"):
         problems.append("the history has no end: the run was interrupted")
     scenario = Scenario.from_plain(head["scenario"])
+    if end is not None and not problems and not find_all(lines, "engine.crashed"):
+        problems += _not_watched(scenario, bool(head["provenance"]), lines)
     return CellObservation(
         id=head["id"],
         target=head["target"],
@@ -148,6 +153,23 @@ def _observe(lines: list[Line]) -> CellObservation:
         violations=_violations(lines, end),
         problems=tuple(problems),
     )
+
+
+def _not_watched(scenario: Scenario, provenance: bool, lines: list[Line]) -> list[str]:
+    """What a history that came to its end must hold, and does not: nothing could be concluded from its absence."""
+    found = []
+    loads = [line["load"] for line in find_all(lines, "request")]
+    if loads != list(range(1, scenario.workload.requests + 1)):
+        found.append(f"the history holds the requests {loads}, not the {scenario.workload.requests} of the workload")
+    known = {line["request"] for line in find_all(lines, "oracle.tokens") if line["tokens"]}
+    unknown = [line["request"] for line in find_all(lines, "request") if line["request"] not in known]
+    if unknown:
+        found.append(f"no oracle said which tokens are right for {', '.join(unknown)}")
+    if len([*find_all(lines, "oracle.pool"), *find_all(lines, KILLED)]) != _NUM_ENGINES:
+        found.append("no oracle said of both engines whether their blocks came back")
+    if provenance and not find_all(lines, EVENT_ON):
+        found.append("no oracle watched the attention reads, though the run asked for it")
+    return found
 
 
 def _request(line: Line, lines: list[Line], scenario: Scenario) -> RequestObservation:
@@ -263,8 +285,9 @@ def _violations(lines: list[Line], end: Line | None) -> tuple[str, ...]:
         # A run that did not finish still holds blocks: no_progress or the crash says so, and nothing leaked.
         if free != total and end is not None and end["finished"] is True:
             found.append(f"{Violation.LEAK}: {total - free} of {total} blocks of the {engine} never came back")
-        twice = [request for request, count in pool["ends"] if count > 1]
-        found += [f"{Violation.TWO_TERMINAL_STATES}: {request} on the {engine}" for request in twice]
+    for line in (*find_all(lines, "oracle.pool"), *find_all(lines, KILLED)):
+        twice = [request for request, count in line["ends"] if count > 1]
+        found += [f"{Violation.TWO_TERMINAL_STATES}: {request} on the {line['engine']}" for request in twice]
     answered = Counter(line["request"] for line in find_all(lines, "answer"))
     found += [f"{Violation.TWO_TERMINAL_STATES}: {r} was answered {n} times" for r, n in answered.items() if n > 1]
     crashes = [line["error"] for line in find_all(lines, "engine.crashed")]

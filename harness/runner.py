@@ -25,7 +25,7 @@ import torch
 
 from harness.errors import HistoryError, RunError
 from harness.history import History, Line, error_text, read_cells
-from harness.judge import judge, judge_repeat
+from harness.judge import judge, judge_repeat, not_judged
 from harness.observe import CellObservation, observe
 from harness.plan import Cell
 from harness.rundir import CELLS_DIR, HISTORY_FILE, MANIFEST_FILE, TIMING_FILE, Options, read_manifest
@@ -178,8 +178,11 @@ def judge_run(run_dir: Path, options: Options) -> RunResult:
 
 
 def judge_told(cell: CellObservation, lines: list[Line], rerun: str) -> CellResult:
-    """The judgement of one cell, with the timeline of its history."""
-    return replace(judge(cell, rerun), timeline=timeline(lines))
+    """The judgement of one cell, with the timeline of its history. A judge that crashes leaves the cell unknown."""
+    try:
+        return replace(judge(cell, rerun), timeline=timeline(lines))
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with the judge, the other cells are judged
+        return not_judged(cell, rerun, f"the judge crashed: {error_text(error)}")
 
 
 def _judge_cell(

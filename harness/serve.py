@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 PROXY = "proxy"
 _PEER_TIMEOUT_S = 2.0
 _REPLACE_S = 5.0
+_POLL_S = 0.01
 _EXIT_INTERRUPTED = 130
 
 
@@ -101,8 +102,7 @@ class EngineHost:
         while self._worker.num_moving:
             if time.monotonic() > deadline:
                 raise StartupError(f"{self._worker.num_moving} reads do not end: their producer has to go on, or to go")
-            self._worker.poll()
-            time.sleep(0.01)
+            time.sleep(_POLL_S)
 
 
 def serve_engine(config: EngineConfig, options: ServeOptions) -> NoReturn:

@@ -47,7 +47,11 @@ _TOKENS: Schema = {"type": "integer", "minimum": 1}
 FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
     Scenario: {
         "schema_version": {"const": 1, "description": "The version of this format."},
-        "name": {**_whole(fields._NAME), "maxLength": fields.MAX_NAME, "description": "The file's name without its ending."},
+        "name": {
+            **_whole(fields._NAME),
+            "maxLength": fields.MAX_NAME,
+            "description": "The file's name without its ending.",
+        },
         "summary": {"pattern": r"^\S(?:.*\S)?$", "description": "What goes wrong, in one line; reports show it."},
         "incidents": {
             "items": {"type": "string", **_whole(fields._INCIDENT)},

@@ -113,8 +113,8 @@ class NixlWorker(WorkerConnector):
 
     @property
     def num_moving(self) -> int:
-        """Handles whose bytes may still land. Until there are none, this engine's memory must stay."""
-        return sum(len(read.handles) for read in self._reads.values())
+        """Handles whose bytes may still land, as NIXL says now. Until there are none, this memory must stay."""
+        return sum(self._state(handle) == _RUNNING for read in self._reads.values() for handle, _ in read.handles)
 
     def start_loads(self, loads: Sequence[LoadSpec]) -> None:
         for load in loads:
@@ -235,10 +235,7 @@ class NixlWorker(WorkerConnector):
     def _advance(self, read: _Read) -> None:
         for entry in list(read.handles):
             handle, ops = entry
-            try:
-                state = self._agent.check_xfer_state(handle)
-            except Exception as error:  # noqa: BLE001 - see _transfer
-                state, read.failed = "ERR", read.failed or f"{type(error).__name__}: {error}"
+            state = self._state(handle)
             if state == _RUNNING:
                 continue
             read.handles.remove(entry)
@@ -253,6 +250,13 @@ class NixlWorker(WorkerConnector):
         if read.failed is None and read.held_op is not None and all(hold.until() for hold in read.holds):
             self._post(read)
         self._beat(read)
+
+    def _state(self, handle: Any) -> str:
+        """`_DONE`, `_RUNNING`, or what went wrong: then its peer is lost, and with it what had not landed."""
+        try:
+            return str(self._agent.check_xfer_state(handle))
+        except Exception as error:  # noqa: BLE001 - see _transfer
+            return f"{type(error).__name__}: {error}"
 
     def _release(self, handle: Any) -> None:
         try:

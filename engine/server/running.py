@@ -36,8 +36,9 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise BindError(f"cannot listen on {host}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: no text that a name could be
+        reason = getattr(error, "strerror", None) or error
+        raise BindError(f"cannot listen on {host!r}: {reason}") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)

@@ -8,12 +8,13 @@ from dataclasses import asdict
 import click
 
 from engine.errors import EXIT_SOFTWARE
+from harness.commands.options import json_output
 from harness.commands.output import printing
 from harness.doctor import Check, examine
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def doctor(as_json: bool) -> int:
     """Say what is here of what kvchaos uses, and what to install.
 
@@ -26,7 +27,7 @@ def doctor(as_json: bool) -> int:
             if not as_json:
                 console.print(_line(check), soft_wrap=True)
         if as_json:
-            click.echo(json.dumps([asdict(check) for check in checks]))
+            click.echo(json.dumps([asdict(check) | {"advice": "" if check.ok else check.advice} for check in checks]))
     return EXIT_SOFTWARE if any(check.required and not check.ok for check in checks) else 0
 
 

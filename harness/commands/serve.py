@@ -17,6 +17,9 @@ _DEFAULT_LEASE_MS = 30_000
 def _address(text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
+    from harness.control import control_token
+
+    control_token()
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
         raise InputError(f"--control {text}: use HOST:PORT")

@@ -8,6 +8,8 @@ from engine.seams import RequestEnded, Seams, Stage
 from harness.history import History
 from harness.oracles.view import EngineView
 
+KILLED = "oracle.engine_killed"
+
 
 class BookkeepingOracle:
     """Watches one run of these engines."""
@@ -26,8 +28,12 @@ class BookkeepingOracle:
     def finish(self) -> None:
         """Write the balance when the run is over."""
         for engine in self._engines:
-            free, total = engine.pool()
             ends = [
                 [request, count] for (where, request), count in sorted(self._ends.items()) if where == engine.engine_id
             ]
+            if engine.killed():
+                # A fault took the process with all of its memory: it has no pool that anything could come back to.
+                self._history.add(KILLED, engine=engine.engine_id, ends=ends)
+                continue
+            free, total = engine.pool()
             self._history.add("oracle.pool", engine=engine.engine_id, free=free, total=total, ends=ends)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
-from engine.seams import BlocksAllocated, KVFinal, LoadFinished, Seams, Stage
+from engine.seams import BlocksAllocated, FirstUse, KVFinal, LoadFinished, Seams, Stage
 from harness.diagnosis import KVBlocks, diagnose
 from harness.history import History
 
@@ -22,45 +22,60 @@ class DiagnosisOracle:
         self._final: dict[str, KVBlocks] = {}
         self._blocks: dict[str, tuple[str, GroupBlocks, KVMemory]] = {}
         self._owners: dict[tuple[str, int], str] = {}
+        self._diagnosed: set[str] = set()
 
     def attach(self, seams: Seams) -> None:
         """Before any fault at P's KV final; after every fault on D."""
         seams.on("blocks.allocated", self._own, Stage.BEFORE)
         seams.on("producer.kv_final", self._remember, Stage.BEFORE)
-        seams.on("consumer.load_finished", self._compare, Stage.AFTER)
+        seams.on("consumer.load_finished", self._load_finished, Stage.AFTER)
+        seams.on("consumer.first_use", self._first_use, Stage.AFTER)
 
     def _own(self, event: BlocksAllocated) -> None:
         self._owners |= {(event.engine, block_id): event.request_id for block_id in event.block_ids}
 
     def _remember(self, event: KVFinal) -> None:
         for blocks in event.groups.values():
-            self._final[event.request_id] = _kv(blocks, event.memory)
+            self._final[event.request_id] = _all_slots(blocks, event.memory)
             self._blocks[event.request_id] = event.engine, blocks, event.memory
 
-    def _compare(self, event: LoadFinished) -> None:
-        final = self._final.get(event.request_id)
-        if final is None:
-            return
+    def _load_finished(self, event: LoadFinished) -> None:
         for blocks in event.groups.values():
-            loaded = _kv(blocks, event.memory)
-            first = loaded.first_token
-            if (final.kv[:, :, first : first + loaded.kv.shape[2]] == loaded.kv).all():
-                continue
-            others = {name: kv for name, kv in self._final.items() if name != event.request_id}
-            for request_id in self._blocks:
-                others |= self._reused(request_id)
-            found = diagnose(final, loaded, others)
-            self._history.add(EVENT, request=event.request_id, damage=found.damage, hypotheses=list(found.texts))
+            self._compare(event.request_id, _tokens(blocks, event.memory, leave_out=0))
+
+    def _first_use(self, event: FirstUse) -> None:
+        """What changed between the check and the first read. The last token is computed again before it is read."""
+        for blocks in event.groups.values():
+            if event.request_id not in self._diagnosed:
+                self._compare(event.request_id, _tokens(blocks, event.memory, leave_out=1))
+
+    def _compare(self, request_id: str, loaded: KVBlocks) -> None:
+        final = self._final.get(request_id)
+        first = loaded.first_token
+        if final is None or (final.kv[:, :, first : first + loaded.kv.shape[2]] == loaded.kv).all():
+            return
+        self._diagnosed.add(request_id)
+        others = {name: kv for name, kv in self._final.items() if name != request_id}
+        for other in self._blocks:
+            others |= self._reused(other)
+        found = diagnose(final, loaded, others)
+        self._history.add(EVENT, request=request_id, damage=found.damage, hypotheses=list(found.texts))
 
     def _reused(self, request_id: str) -> dict[str, KVBlocks]:
         """What P's blocks of the request hold by now, if others have taken some of them, under the others' names."""
         engine, blocks, memory = self._blocks[request_id]
+        now = _all_slots(blocks, memory)
         owners = {self._owners.get((engine, block_id), request_id) for block_id in blocks.block_ids} - {request_id}
-        if not owners:
+        if not owners or (now.kv == self._final[request_id].kv).all():
             return {}
-        name = f"{' and '.join(sorted(owners))} (in blocks that {request_id} had on P)"
-        return {name: _kv(blocks, memory)}
+        return {f"{' and '.join(sorted(owners))} (in blocks that {request_id} had on P)": now}
 
 
-def _kv(blocks: GroupBlocks, memory: KVMemory) -> KVBlocks:
-    return KVBlocks(memory.tokens(blocks), blocks.block_size, blocks.start * blocks.block_size)
+def _all_slots(blocks: GroupBlocks, memory: KVMemory) -> KVBlocks:
+    """Whole blocks, slots behind the last token included: a copy of a block takes those along."""
+    return KVBlocks(memory.slots(blocks.block_ids), blocks.block_size, blocks.start * blocks.block_size)
+
+
+def _tokens(blocks: GroupBlocks, memory: KVMemory, leave_out: int) -> KVBlocks:
+    kv = memory.tokens(blocks)
+    return KVBlocks(kv[:, :, : kv.shape[2] - leave_out], blocks.block_size, blocks.start * blocks.block_size)

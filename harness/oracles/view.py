@@ -11,11 +11,15 @@ from engine.core import EngineCore
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """`pool` gives (free blocks, all blocks) as the engine counts them."""
+    """`pool` gives (free blocks, all blocks) as the engine counts them.
+
+    `killed` says whether a fault has ended the engine: then nobody can be asked for its pool.
+    """
 
     engine_id: str
     memory: KVMemory
     pool: Callable[[], tuple[int, int]]
+    killed: Callable[[], bool] = lambda: False
 
 
 def view_of(engine: EngineCore) -> EngineView:

@@ -6,6 +6,7 @@ that the harness can read and write the memory of an engine that stands at a sea
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -15,6 +16,7 @@ from engine.errors import KVChaosError
 from engine.seams import NAMES, SEAMS, Hold, Outcome, Seams
 from harness.remote.codec import MAX_MESSAGE_BYTES, MemoryOf, WireError, pack, unpack
 
+logger = logging.getLogger(__name__)
 Command = Callable[..., Any]
 
 
@@ -106,8 +108,8 @@ class RemoteSeams(Seams):
                     self._serve_one()
                 if self._events in ready:
                     return unpack(self._events.recv_bytes(MAX_MESSAGE_BYTES), MemoryOf)
-        except (OSError, EOFError):
-            self._disconnect()
+        except (OSError, EOFError, WireError) as error:
+            self._give_up(error)
             return None
 
     def _serve_one(self) -> None:
@@ -115,12 +117,14 @@ class RemoteSeams(Seams):
         if commands is None:
             return
         try:
-            name, *arguments = unpack(commands.recv_bytes(MAX_MESSAGE_BYTES), MemoryOf)
-            commands.send_bytes(pack(self._run(name, arguments), self._engine_of))
-        except (OSError, EOFError):
-            self._disconnect()
+            message = unpack(commands.recv_bytes(MAX_MESSAGE_BYTES), MemoryOf)
+            if not isinstance(message, list) or not message or not isinstance(message[0], str):
+                raise WireError("a command is a list that begins with its name")
+            commands.send_bytes(pack(self._run(message[0], message[1:]), self._engine_of))
+        except (OSError, EOFError, WireError) as error:
+            self._give_up(error)
 
-    def _run(self, name: Any, arguments: list[Any]) -> list[Any]:
+    def _run(self, name: str, arguments: list[Any]) -> list[Any]:
         command = self._served.get(name)
         if command is None:
             return ["error", f"engine {self._engine} knows no command {name!r}"]
@@ -144,6 +148,12 @@ class RemoteSeams(Seams):
             return connection.poll()
         except (OSError, EOFError):
             return True
+
+    def _give_up(self, error: Exception) -> None:
+        """The harness has gone, or is none: the engine goes on without it."""
+        if isinstance(error, WireError):
+            logger.warning("engine %s hangs up on its harness: %s", self._engine, error)
+        self._disconnect()
 
     def _disconnect(self) -> None:
         for connection in (self._events, self._commands):

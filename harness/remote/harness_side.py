@@ -7,7 +7,7 @@ process; while one runs, it may read and write the memory of any engine.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
@@ -125,19 +125,27 @@ class Dispatcher:
         self._count = 0
         self.error: CheckerError | None = None
         for link in links.values():
-            threading.Thread(target=self._serve, args=(link,), name=f"events-{link.engine}", daemon=True).start()
+            self.listen_to(link)
+
+    def listen_to(self, link: EngineLink) -> None:
+        """Answer the events that come over this link, until its other end goes."""
+        threading.Thread(target=self._serve, args=(link,), name=f"events-{link.engine}", daemon=True).start()
 
     @property
     def now(self) -> int:
         """Logical time: the events that have been handled."""
         return self._count
 
-    def begin(self, seams: Seams) -> None:
-        """Answer with the handlers of `seams` from now on, and ask the engines for what they listen to."""
+    def begin(self, seams: Seams, gone: Collection[str] = ()) -> None:
+        """Answer with the handlers of `seams` from now on, and ask the engines for what they listen to.
+
+        Those that are known to have `gone` are not told.
+        """
         with self._lock:
             self._seams, self._holds, self._count, self.error = seams, [], 0, None
-        for link in self._links.values():
-            link.call("subscribe", seams.names)
+        for name, link in self._links.items():
+            if name not in gone:
+                link.call("subscribe", seams.names)
 
     def _serve(self, link: EngineLink) -> None:
         while True:

@@ -64,6 +64,7 @@ class Conductor:
             twin=cell.twin,
             missing=list(cell.missing),
             repeats=cell.repeats,
+            provenance=cell.provenance,
         )
 
     def expect(self, prompts: tuple[Prompt, ...]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.control import TOKEN_VARIABLE
 from harness.targets.pair import Endpoint, Pair, PairError
+from harness.targets.signals import Processes
 from harness.targets.workload import CONSUMER, PRODUCER, PROXY
 
 _HOST = "127.0.0.1"
@@ -21,9 +22,10 @@ _STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """One process: where it listens, and where its output goes."""
+    """One process: what it runs, where it listens, and where its output goes."""
 
     name: str
+    command: tuple[str, ...]
     process: subprocess.Popen[bytes]
     endpoint: Endpoint
     log: Path
@@ -43,9 +45,10 @@ class LocalPair(Pair):
             PROXY: ["proxy", "--producer", producer, "--consumer", consumer],
         }
         self._servers = {
-            name: self._spawn(name, command, ports[index], ports[index + 3])
+            name: self._spawn(name, tuple(command), ports[index], ports[index + 3])
             for index, (name, command) in enumerate(commands.items())
         }
+        self.processes = self._signals()
         try:
             super().__init__({name: server.endpoint for name, server in self._servers.items()}, self._token.encode())
         except BaseException:
@@ -53,11 +56,31 @@ class LocalPair(Pair):
             raise
 
     def died(self) -> str | None:
-        for server in self._servers.values():
+        for name, server in self._servers.items():
             code = server.process.poll()
-            if code is not None:
+            if code is not None and name not in self.killed:
                 return f"the {server.name} process ended with {code}: {_last_line(server.log)}"
         return None
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process of each server."""
+        return {name: server.process.pid for name, server in self._servers.items()}
+
+    def mend(self) -> bool:
+        gone = {name for name, server in self._servers.items() if server.process.poll() is not None}
+        if not gone or gone != self.killed:
+            return False
+        for name in sorted(gone):
+            server = self._servers[name]
+            port = int(server.endpoint.url.rpartition(":")[2])
+            self._servers[name] = self._spawn(name, server.command, port, server.endpoint.control[1])
+        self.processes = self._signals()
+        self._meet_again(sorted(gone))
+        return True
+
+    def _signals(self) -> Processes:
+        return Processes({name: server.process for name, server in self._servers.items()})
 
     def _give_up_if_hopeless(self, waiting: set[str], deadline: float) -> None:
         died = self.died()
@@ -71,6 +94,8 @@ class LocalPair(Pair):
         self._end_processes()
 
     def _end_processes(self) -> None:
+        if self.processes is not None:
+            self.processes.resume_all()
         for server in self._servers.values():
             server.process.terminate()
         for server in self._servers.values():
@@ -81,7 +106,7 @@ class LocalPair(Pair):
                 server.process.wait()
         self._logs.cleanup()
 
-    def _spawn(self, name: str, command: list[str], port: int, control_port: int) -> _Server:
+    def _spawn(self, name: str, command: tuple[str, ...], port: int, control_port: int) -> _Server:
         log = Path(self._logs.name) / f"{name}.log"
         # One thread, loopback only: what is measured here is right or wrong, not fast.
         env = os.environ | {
@@ -99,7 +124,7 @@ class LocalPair(Pair):
                 stdin=subprocess.DEVNULL,
                 env=env,
             )
-        return _Server(name, process, Endpoint(f"http://{_HOST}:{port}", (_HOST, control_port)), log)
+        return _Server(name, command, process, Endpoint(f"http://{_HOST}:{port}", (_HOST, control_port)), log)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import httpx
 from engine.config import EngineConfig
 from engine.errors import KVChaosError
 from harness.remote.harness_side import Dispatcher, EngineLink
+from harness.targets.signals import Processes
 
 _START_S = 120.0
 _POLL_S = 0.05
@@ -30,11 +31,14 @@ class Endpoint:
 
 
 class Pair:
-    """Servers that are reached by name: producer, consumer, proxy."""
+    """Servers that are reached by name: producer, consumer, proxy. `processes` where this end can signal them."""
+
+    processes: Processes | None = None
 
     def __init__(self, endpoints: Mapping[str, Endpoint], token: bytes) -> None:
         """Wait until all are up and connect to their control channels. Raises PairError if that does not come."""
         self._endpoints = dict(endpoints)
+        self._secret = token
         self._wait_until_ready()
         self.links = {name: EngineLink(name, point.control, token) for name, point in self._endpoints.items()}
         self.dispatcher = Dispatcher(self.links)
@@ -53,8 +57,21 @@ class Pair:
         found: Mapping[str, Any] = self.links[name].call("state")
         return found
 
+    @property
+    def killed(self) -> frozenset[str]:
+        """The servers that a fault has killed. A pair that has any has to be mended before another cell."""
+        return frozenset() if self.processes is None else frozenset(self.processes.killed)
+
+    def mend(self) -> bool:
+        """Start again what faults have killed. False if that is not all that has gone: then only a new pair helps.
+
+        Raises:
+            PairError: they do not come up.
+        """
+        return False
+
     def died(self) -> str | None:
-        """Which server has gone, and what is known of why; None if all answer."""
+        """Which server has gone by itself, and what is known of why; None if all answer that no fault has killed."""
         gone = sorted(name for name, point in self._endpoints.items() if not _healthy(point.url))
         return f"no answer from the {gone[0]}" if gone else None
 
@@ -62,6 +79,14 @@ class Pair:
         """Hang up; the servers go on alone."""
         for link in self.links.values():
             link.close()
+
+    def _meet_again(self, names: Iterable[str]) -> None:
+        """Connect to servers that were started again in the same place."""
+        self._wait_until_ready()
+        for name in names:
+            self.links[name].close()
+            self.links[name] = EngineLink(name, self._endpoints[name].control, self._secret)
+            self.dispatcher.listen_to(self.links[name])
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_S

@@ -25,7 +25,7 @@ from engine.request import FinishReason, RequestOutput
 from engine.seams import SEAMS, Seams, Stage, Verified
 from engine.server.incoming import REQUEST_ID_HEADER
 from engine.tokenizer import BOS
-from faults.levers import CLOCK, COMPETITORS, Levers
+from faults.levers import CLOCK, COMPETITORS, PROCESS, Levers
 from harness.errors import CheckerError
 from harness.history import History
 from harness.oracles.view import EngineView
@@ -35,7 +35,7 @@ from harness.targets import conduct
 from harness.targets.attached import attached_pair, check_attached
 from harness.targets.conduct import Conductor, plain_output
 from harness.targets.local_pair import LocalPair
-from harness.targets.pair import Pair
+from harness.targets.pair import Pair, PairError
 from harness.targets.workload import CONSUMER, PRODUCER, PROXY, engine_config, make_prompts
 
 _REQUEST_S = 60.0
@@ -46,13 +46,21 @@ _POLL_S = 0.005
 class PairTarget:
     """Runs cells on one pair, which is made for the first cell and kept."""
 
-    provides = frozenset(SEAMS) | {CLOCK, COMPETITORS}
     takes_connector = False
 
     def __init__(
-        self, name: str, summary: str, make_pair: Callable[[], Pair], check: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        summary: str,
+        make_pair: Callable[[], Pair],
+        check: Callable[[], None] = lambda: None,
+        levers: frozenset[str] = frozenset(),
     ) -> None:
-        """`check` raises InputError where `make_pair` cannot work; it is called before a run begins."""
+        """`levers` are those that its pairs have beside the clock and competitors.
+
+        `check` raises InputError where `make_pair` cannot work; it is called before a run begins.
+        """
+        self.provides = frozenset(SEAMS) | {CLOCK, COMPETITORS} | levers
         self.check = check
         self.name = name
         self.summary = summary
@@ -72,24 +80,38 @@ class PairTarget:
         except RemoteCommandError as error:
             history.add("engine.crashed", error=pair.died() or str(error))
             history.add("end", t=pair.dispatcher.now, finished=None, held=[])
-            self._drop_pair()
+            self.close()
 
     def _ready_pair(self) -> Pair:
-        if self._pair is not None and self._pair.died() is not None:
-            self._drop_pair()
+        pair = self._pair
+        if pair is not None and (pair.killed or pair.died() is not None) and not self._mended(pair):
+            self.close()
         if self._pair is None:
             self._pair = self._make_pair()
-            atexit.register(self._drop_pair)
+            atexit.register(self.close)
         return self._pair
 
-    def _drop_pair(self) -> None:
+    @staticmethod
+    def _mended(pair: Pair) -> bool:
+        try:
+            return pair.mend()
+        except (PairError, OSError):
+            return False
+
+    def close(self) -> None:
+        """Let go of the pair; the next cell makes another."""
         pair, self._pair = self._pair, None
         if pair is not None:
             pair.stop()
 
 
 DOCKER = PairTarget("docker", "the containers of docker-compose.yml, which run already", attached_pair, check_attached)
-LOCAL = PairTarget("local", "producer, consumer and proxy as processes on this machine, KV over NIXL", LocalPair)
+LOCAL = PairTarget(
+    "local",
+    "producer, consumer and proxy as processes on this machine, KV over NIXL",
+    LocalPair,
+    levers=frozenset({PROCESS}),
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +177,8 @@ class _PairRun:
         self._attach(competitors)
         try:
             answered = self._make_requests()
+            if self._pair.processes is not None:
+                self._pair.processes.resume_all()
             while competitors.release() is not None:
                 pass
             for thread in competitors.threads:
@@ -163,7 +187,7 @@ class _PairRun:
         finally:
             self._client.close()
         now, broken = self._pair.dispatcher.now, self._pair.dispatcher.error
-        self._pair.dispatcher.begin(Seams())
+        self._pair.dispatcher.begin(Seams(), gone=self._pair.killed)
         if broken is not None:
             raise broken
         self._conductor.end(now, answered and quiet, [])
@@ -173,7 +197,7 @@ class _PairRun:
         stage = conduct.Stage(
             producer=self._view(PRODUCER),
             consumer=self._view(CONSUMER),
-            levers=Levers(_Clock(self._pair), competitors),
+            levers=Levers(_Clock(self._pair), competitors, self._pair.processes),
             now=lambda: self._pair.dispatcher.now,
             prompts=prompts,
         )
@@ -190,7 +214,8 @@ class _PairRun:
             return state["free"], state["total"]
 
         # It has the methods of KVMemory, and asks the engine's process for each.
-        return EngineView(name, cast(KVMemory, self._pair.links[name].memory), pool)
+        memory = cast(KVMemory, self._pair.links[name].memory)
+        return EngineView(name, memory, pool, lambda: name in self._pair.killed)
 
     def _competitor_prompts(self, length: int) -> list[Prompt]:
         rng = random.Random(self._cell.world_seed)
@@ -237,10 +262,11 @@ class _PairRun:
         deadline = time.monotonic() + _QUIET_S
         ended = False
         while time.monotonic() < deadline:
-            states = [self._pair.state(name) for name in (PRODUCER, CONSUMER)]
+            engines = [name for name in (PRODUCER, CONSUMER) if name not in self._pair.killed]
+            states = [self._pair.state(name) for name in engines]
             if not any(state[what] for state in states for what in ("unfinished", "loading", "leases", "fenced")):
                 return True
-            if not ended and time.monotonic() > deadline - _QUIET_S / 2:
+            if not ended and PRODUCER in engines and time.monotonic() > deadline - _QUIET_S / 2:
                 self._pair.links[PRODUCER].call("end_leases")
                 ended = True
             time.sleep(_POLL_S)

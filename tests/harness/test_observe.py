@@ -170,6 +170,14 @@ def test_blocks_that_an_unfinished_run_still_holds_have_not_leaked(lines: list[L
     assert not [violation for violation in observe(lines).violations if violation.startswith("leak")]
 
 
+def test_a_killed_engine_leaks_nothing_but_ends_a_request_once_all_the_same(lines: list[Line]) -> None:
+    kept = [line for line in lines if line["event"] != "oracle.pool"]
+    killed = {"event": "oracle.engine_killed", "engine": "producer", "ends": [["r1", 1]]}
+    assert observe([*kept, killed]).violations == ()
+    twice = killed | {"ends": [["r1", 2]]}
+    assert observe([*kept, twice]).violations == ("two_terminal_states: r1 on the producer",)
+
+
 def test_two_answers_are_a_violation(lines: list[Line]) -> None:
     seen = observe([*lines, answer(lines, "r2")])
     assert seen.violations == ("two_terminal_states: r2 was answered 2 times",)

@@ -38,3 +38,17 @@ def test_blocks_that_never_came_back() -> None:
 def test_a_request_that_ends_twice_on_one_engine() -> None:
     p, d = balance(RequestEnded("p", "r1", "stop"), RequestEnded("d", "r1", "stop"), RequestEnded("d", "r1", "abort"))
     assert (p["ends"], d["ends"]) == ([["r1", 1]], [["r1", 2]])
+
+
+def test_an_engine_that_a_fault_has_killed_is_not_asked() -> None:
+    def nobody() -> tuple[int, int]:
+        raise AssertionError("it cannot answer")
+
+    history, seams = History(), Seams()
+    oracle = BookkeepingOracle(history, (EngineView("p", cast(KVMemory, None), nobody, lambda: True), engine("d", 9)))
+    oracle.attach(seams)
+    seams.emit(RequestEnded("p", "r1", "length"))
+    oracle.finish()
+    p, d = history.lines
+    assert p == {"event": "oracle.engine_killed", "engine": "p", "ends": [["r1", 1]]}
+    assert d["event"] == "oracle.pool"
