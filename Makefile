@@ -41,7 +41,7 @@ demo: $(STAMP)  ## Run the smoke scenarios and write a report
 	exit $$code
 
 test: $(STAMP)  ## Run the tests; one file: make test ARGS='-n 0 tests/test_house.py'
-	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
 
 test-browser: $(STAMP)  ## Run the tests of the report page in Chromium
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \

@@ -1,9 +1,10 @@
 """Planted bugs of everything that a run trusts: the engine, the faults, the judge and the reports."""
 
-from harness.mutants import checksum, injector, judge, policy, reporter, verifier
+from harness.mutants import checksum, engine, injector, judge, policy, reporter, verifier
 from harness.mutants.base import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
+    *engine.MUTANTS,
     *checksum.MUTANTS,
     *verifier.MUTANTS,
     *policy.MUTANTS,

@@ -19,7 +19,7 @@ from harness.mutants.bench import Bench, MutantError
 
 PACKAGES = ("kernels", "engine", "faults", "scenarios", "reports", "harness")
 
-Area = Literal["checksum", "verifier", "policy", "injector", "judge", "reporter"]
+Area = Literal["engine", "checksum", "verifier", "policy", "injector", "judge", "reporter"]
 Function = Callable[..., Any]
 Check = Callable[[Bench], str | None]
 Probe = str | Check

@@ -277,3 +277,20 @@ def test_no_damage_raises_anything_else(flipped: list[Line]) -> None:
             refused.append(str(error))
     assert refused
     assert not [message for message in refused if "\n" in message]
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "problem"),
+    [
+        ("request", {"load": 2}, "the history holds the requests"),
+        ("oracle.tokens", {"request": "r2"}, "no oracle said which tokens are right for r2"),
+        ("oracle.pool", {"engine": "consumer"}, "no oracle said of both engines"),
+        ("oracle.provenance", {}, "no oracle watched the attention reads"),
+    ],
+)
+def test_what_nobody_watched_is_a_problem(lines: list[Line], event: str, fields: dict[str, Any], problem: str) -> None:
+    assert judge(observe(lines), "").result is Result.PASS
+    seen = observe(without(lines, event, **fields))
+    assert len(seen.problems) == 1
+    assert seen.problems[0].startswith(problem)
+    assert judge(seen, "").result is Result.UNKNOWN

@@ -71,7 +71,7 @@ def test_damaged_results_are_no_obstacle(kvchaos: Run, run_dir: Path, damage: by
 
 
 def test_another_judge_comes_to_another_result(kvchaos: Run, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "_unexplained", lambda pairs: iter(["planted"]))
+    monkeypatch.setattr(judge, "_unexplained", lambda pairs, gap: iter(["planted"]))
     done = kvchaos("analyze", run_dir)
     assert done.code == 1
     changed = done.out.splitlines()[-1]
