@@ -49,7 +49,9 @@ class DiagnosisOracle:
             if event.request_id not in self._diagnosed:
                 self._compare(event.request_id, _tokens(blocks, event.memory, leave_out=1))
 
-    def _compare(self, request_id: str, loaded: KVBlocks) -> None:
+    def _compare(self, request_id: str, loaded: KVBlocks | None) -> None:
+        if loaded is None:
+            return
         final = self._final.get(request_id)
         first = loaded.first_token
         if final is None or (final.kv[:, :, first : first + loaded.kv.shape[2]] == loaded.kv).all():
@@ -76,6 +78,8 @@ def _all_slots(blocks: GroupBlocks, memory: KVMemory) -> KVBlocks:
     return KVBlocks(memory.slots(blocks.block_ids), blocks.block_size, blocks.start * blocks.block_size)
 
 
-def _tokens(blocks: GroupBlocks, memory: KVMemory, leave_out: int) -> KVBlocks:
+def _tokens(blocks: GroupBlocks, memory: KVMemory, leave_out: int) -> KVBlocks | None:
+    """The tokens that count, less the last `leave_out`; None if there are none."""
     kv = memory.tokens(blocks)
-    return KVBlocks(kv[:, :, : kv.shape[2] - leave_out], blocks.block_size, blocks.start * blocks.block_size)
+    count = kv.shape[2] - leave_out
+    return KVBlocks(kv[:, :, :count], blocks.block_size, blocks.start * blocks.block_size) if count > 0 else None
