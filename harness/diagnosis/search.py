@@ -20,6 +20,7 @@ from harness.diagnosis.finding import Finding, axes_of, head_names, layer_names
 from harness.diagnosis.layouts import reordered
 from harness.diagnosis.model import Diagnosis, Hypothesis, KVBlocks
 from harness.diagnosis.moves import moved_tokens
+from harness.diagnosis.pieces import changed_pieces
 from harness.diagnosis.sources import find_sources, scattered
 from harness.diagnosis.torn import torn, unknown_content
 from harness.diagnosis.words import count, numbered, percent, ranges, sentence
@@ -56,7 +57,7 @@ def diagnose(producer: KVBlocks, consumer: KVBlocks, others: Mapping[str, KVBloc
 
 
 def _found(cmp: Comparison) -> list[Finding]:
-    bits = flipped_bits(cmp)
+    bits = flipped_bits(cmp) + changed_pieces(cmp)
     fills = find_fills(cmp)
     sources = find_sources(cmp)
     others = [
