@@ -44,10 +44,6 @@ class Cell:
     repeats: str | None = None
     connector: str = DEFAULT_CONNECTOR
 
-    @property
-    def faulted_loads(self) -> frozenset[int]:
-        return frozenset(fault.when.load for fault in self.scenario.faults)
-
 
 def plan_cells(
     scenarios: Sequence[Scenario],

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -102,9 +101,3 @@ def grid_digests(kv: npt.NDArray[np.uint8], grid: int) -> list[str]:
         "".join(digest(layer, head, start) for layer in range(layers) for head in range(heads))
         for start in range(0, tokens, grid)
     ]
-
-
-def observed(lines: list[dict[str, Any]], at: str, request_id: str) -> dict[str, Any] | None:
-    """The last thing seen of a request at a moment: a prompt that is computed again replaces the first."""
-    found = [line for line in lines if line["event"] == EVENT and line["at"] == at and line["request"] == request_id]
-    return found[-1] if found else None

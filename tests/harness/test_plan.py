@@ -215,8 +215,3 @@ def test_a_target_that_lacks_something_is_named_with_what_it_lacks(scenario_of: 
 
 def test_a_scenario_without_faults_needs_nothing(scenario_of: Make, clean: dict[str, Any]) -> None:
     assert missing_names(scenario_of(**clean), Policy.OFF, frozenset()) == ()
-
-
-def test_the_loads_that_a_cell_is_about(scenario_of: Make, clean: dict[str, Any]) -> None:
-    assert plan(scenario_of())[0].faulted_loads == {2}
-    assert plan(scenario_of(**clean))[0].faulted_loads == frozenset()

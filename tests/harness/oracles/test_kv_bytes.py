@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ from engine.checksum.records import GroupBlocks
 from engine.config import EngineConfig
 from engine.seams import Checksummed, FirstUse, KVFinal, LoadFinished, Seams, Stage
 from harness.history import History, Line
-from harness.oracles.kv_bytes import BytesOracle, grid_digests, observed
+from harness.oracles.kv_bytes import BytesOracle, grid_digests
 
 BLOCK_IDS = (5, 3, 9)
 
@@ -164,19 +163,6 @@ def test_every_part_of_a_block_counts() -> None:
         for position, (old, new) in enumerate(zip(before, grid_digests(changed, 8), strict=True)):
             parts = [i // 8 for i in range(0, len(old), 8) if old[i : i + 8] != new[i : i + 8]]
             assert parts == ([layer * 3 + head] if position == token // 8 else [])
-
-
-def test_the_last_sight_of_a_request_counts() -> None:
-    lines = [
-        {"event": "oracle.kv", "at": "kv_final", "request": "r1", "n": 1},
-        {"event": "oracle.kv", "at": "kv_final", "request": "r2", "n": 2},
-        {"event": "oracle.kv", "at": "kv_final", "request": "r1", "n": 3},
-        {"event": "oracle.kv", "at": "first_use", "request": "r1", "n": 4},
-    ]
-    found: Callable[[str, str], Line | None] = lambda at, request: observed(lines, at, request)  # noqa: E731
-    assert found("kv_final", "r1")["n"] == 3
-    assert found("kv_final", "r2")["n"] == 2
-    assert found("load_finished", "r1") is None
 
 
 def test_looking_changes_nothing(memory: KVMemory) -> None:
