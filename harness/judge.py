@@ -35,17 +35,8 @@ def judge(cell: CellObservation, rerun: str) -> CellResult:
             why += _gap_deviations(gap, request, cell.requests)
     why += violations
     result, reasons = _result(cell, why, gap)
-    return CellResult(
-        id=cell.id,
-        scenario=scenario.name,
-        summary=scenario.summary,
-        faults=tuple(fault.kind for fault in scenario.faults),
-        incidents=scenario.incidents,
-        policy=policy,
-        topology=scenario.topology_id,
-        seed=cell.seed,
-        role=cell.role,
-        twin=cell.twin,
+    return replace(
+        not_judged(cell, rerun),
         expected=_plain(expected),
         others=_plain(others) if faulted else None,
         known_gap=gap,
@@ -53,13 +44,11 @@ def judge(cell: CellObservation, rerun: str) -> CellResult:
         why=reasons,
         loads=tuple(load for _, load in pairs),
         violations=tuple(violations),
-        evidence=cell.evidence,
-        rerun=rerun,
     )
 
 
-def not_judged(cell: CellObservation, rerun: str, why: str) -> CellResult:
-    """A cell of which nothing can be said."""
+def not_judged(cell: CellObservation, rerun: str, *why: str) -> CellResult:
+    """A cell of which nothing is said but what it is."""
     scenario = cell.scenario
     return CellResult(
         id=cell.id,
@@ -76,7 +65,7 @@ def not_judged(cell: CellObservation, rerun: str, why: str) -> CellResult:
         others=None,
         known_gap=None,
         result=Result.UNKNOWN,
-        why=(why,),
+        why=why,
         loads=(),
         violations=(),
         evidence=cell.evidence,

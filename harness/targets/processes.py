@@ -24,7 +24,6 @@ from engine.proxy import Prompt
 from engine.request import FinishReason, RequestOutput
 from engine.seams import SEAMS, Seams, Stage, Verified
 from engine.server.incoming import REQUEST_ID_HEADER
-from engine.tokenizer import BOS
 from faults.levers import CLOCK, COMPETITORS, PROCESS, Levers
 from harness.errors import CheckerError
 from harness.history import History
@@ -36,7 +35,7 @@ from harness.targets.attached import attached_pair, check_attached
 from harness.targets.conduct import Conductor, plain_output
 from harness.targets.local_pair import LocalPair
 from harness.targets.pair import Pair, PairError
-from harness.targets.workload import CONSUMER, PRODUCER, PROXY, engine_config, make_prompts
+from harness.targets.workload import CONSUMER, PRODUCER, PROXY, engine_config, make_competitors, make_prompts
 
 _REQUEST_S = 60.0
 _QUIET_S = 10.0
@@ -173,7 +172,8 @@ class _PairRun:
                 raise
             self._history.add("engine.refused", error=str(error))
             return
-        competitors = _Competitors(self._to_producer, self._competitor_prompts(producer.context_limit - 1))
+        rng = random.Random(self._cell.world_seed)
+        competitors = _Competitors(self._to_producer, make_competitors(self._cell.scenario, rng, producer))
         self._attach(competitors)
         try:
             answered = self._make_requests()
@@ -216,11 +216,6 @@ class _PairRun:
         # It has the methods of KVMemory, and asks the engine's process for each.
         memory = cast(KVMemory, self._pair.links[name].memory)
         return EngineView(name, memory, pool, lambda: name in self._pair.killed)
-
-    def _competitor_prompts(self, length: int) -> list[Prompt]:
-        rng = random.Random(self._cell.world_seed)
-        count = self._cell.scenario.workload.competitors
-        return [Prompt(f"c{n}", tuple(rng.randrange(BOS) for _ in range(length)), 1) for n in range(1, count + 1)]
 
     def _make_requests(self) -> bool:
         """Send every prompt to the proxy at once. False: one was not answered in time."""

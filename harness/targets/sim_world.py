@@ -19,10 +19,8 @@ from engine.core import EngineCore, connected_engine
 from engine.proxy import Prompt, Proxy
 from engine.request import Request, RequestOutput
 from engine.seams import Seams
-from engine.tokenizer import BOS
 from harness.plan import Cell
-from harness.targets.workload import CONSUMER, LEASE_TICKS, PRODUCER, engine_config, make_prompts
-from scenarios.schema import Scenario
+from harness.targets.workload import CONSUMER, LEASE_TICKS, PRODUCER, engine_config, make_competitors, make_prompts
 
 Action = Callable[[], object]
 
@@ -89,19 +87,12 @@ class SimWorld:
         self._leases_ended = False
         self._unanswered = {prompt.request_id for prompt in self.prompts}
         self._proxy = Proxy(self.producer, self.consumer, seams)
-        self.competitors = SimCompetitors(self.producer, self._competitor_prompts(scenario))
+        self.competitors = SimCompetitors(self.producer, make_competitors(scenario, self._rng, self.producer.config))
 
     @property
     def all_prompts(self) -> dict[str, tuple[int, ...]]:
         """The prompt of every request that either engine may see."""
         return {prompt.request_id: prompt.token_ids for prompt in (*self.prompts, *self.competitors.waiting)}
-
-    def _competitor_prompts(self, scenario: Scenario) -> list[Prompt]:
-        length = self.producer.config.context_limit - 1
-        return [
-            Prompt(f"c{n}", tuple(self._rng.randrange(BOS) for _ in range(length)), 1)
-            for n in range(1, scenario.workload.competitors + 1)
-        ]
 
     @property
     def leases(self) -> SchedulerConnector:

@@ -37,6 +37,15 @@ def make_prompts(scenario: Scenario, data_seed: int) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
+def make_competitors(scenario: Scenario, rng: random.Random, producer: EngineConfig) -> list[Prompt]:
+    """The workload's competitors: prefills that fill the producer's whole pool."""
+    length = producer.context_limit - 1
+    return [
+        Prompt(f"c{n}", tuple(rng.randrange(BOS) for _ in range(length)), 1)
+        for n in range(1, scenario.workload.competitors + 1)
+    ]
+
+
 def engine_config(cell: Cell, engine_id: str, side: EngineTopology) -> EngineConfig:
     """The configuration of one side of a cell."""
     topology = cell.scenario.topology
