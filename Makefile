@@ -23,7 +23,7 @@ STALE := stale
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser docs conformance selftest nightly lint format typecheck clean distclean stale
+.PHONY: help setup demo test test-browser test-docker docs conformance selftest nightly lint format typecheck clean distclean stale
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,9 @@ test-browser: $(STAMP)  ## Run the tests of the report page in Chromium
 		else echo "These tests need Chromium: install your system's package." >&2; exit 1; fi
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(PIP_INSTALL) playwright
 	$(BIN)/python -m pytest -q -n 0 -m browser tests/browser $(ARGS)
+
+test-docker: $(STAMP)  ## Run the tests that need a docker engine
+	$(BIN)/python -m pytest -q -n 0 -m docker tests/docker $(ARGS)
 
 docs: $(STAMP)  ## Write the pages of docs/ that are made from code
 	$(BIN)/python -m harness.docgen faults schema

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import httpx
@@ -86,10 +86,12 @@ class EngineHost:
     def configure(self, plain: Mapping[str, Any]) -> None:
         """Replace the engine by one of this configuration (`EngineConfig.to_plain`). Called in the loop's thread.
 
+        Where it computes is the server's to say: its device stays.
+
         Raises:
             StartupError: it cannot be started so, or bytes still land in the engine that runs; that one is kept.
         """
-        config = EngineConfig.from_plain(plain)
+        config = replace(EngineConfig.from_plain(plain), device=self.engine.config.device)
         self._wait_for_reads()
         self.engine, self._leases, self._worker = self._build(config)
         self.describe = self._worker.describe()

@@ -126,6 +126,11 @@ def test_an_engine_is_replaced(host: EngineHost, net: Any) -> None:
     assert [base for base, _, _, _ in agent.regions] == host.describe["bases"]
 
 
+def test_where_an_engine_computes_is_the_server_s_to_say(host: EngineHost) -> None:
+    host.configure(config("D").to_plain() | {"device": "cuda"})
+    assert host.engine.config.device == "cpu"
+
+
 def test_an_engine_that_cannot_be_started_replaces_none(host: EngineHost) -> None:
     before = host.engine
     for wrong in ({"block_size": 0}, {"layout": "DNH"}, {"num_blocks": 1}):

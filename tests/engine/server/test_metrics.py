@@ -55,6 +55,11 @@ def test_the_rules_are_rules(alerts):
         assert rule["expr"].count("(") == rule["expr"].count(")")
 
 
+def test_the_rules_that_prometheus_is_given_are_those_of_the_page(root, alerts):
+    (block,) = re.findall(r"```yaml\n(.*?)```", alerts, re.DOTALL)
+    assert yaml.safe_load((root / "deploy" / "alerts.yml").read_text()) == yaml.safe_load(block)
+
+
 def test_the_label_values_of_the_rules_are_shown(shown, alerts):
     values = {value for _, labels in shown for _, value in labels}
     wanted = {v for group in re.findall(r'(?:verdict|finish_reason)=~?"([^"]+)"', alerts) for v in group.split("|")}
