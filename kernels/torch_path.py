@@ -3,7 +3,8 @@
 An engine's cache has whatever strides its attention kernel wants, so KV is gathered a bounded chunk at a time. With
 `j = t*P + p` a token's share of a slice checksum is `2*P*t * sum_p(x) + sum_p(x * (2*p + 1))`: two sums and one row
 of weights a cache, whatever the block and its position. Nothing here waits for the device. int64 arithmetic wraps
-around, which is unsigned arithmetic modulo 2**64 on the same bits.
+around, which is unsigned arithmetic modulo 2**64 on the same bits. `version=2` sums the terms of
+`kernels/definition_v2.py` instead, which `kernels/torch_path_v2.py` knows.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels import torch_path_v2
 from kernels.definition import MAX_KV_HEADS_PER_LAYER, PIECE_BYTES
+from kernels.torch_path_v2 import signed
 
 DEFAULT_GATHER_BYTES = 4 * 2**20
 POISON_BYTE = 0xA5
+VERSIONS = (1, 2)
 
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -70,6 +74,7 @@ def block_checksums(
     start: int,
     num_tokens: int,
     max_gather_bytes: int = DEFAULT_GATHER_BYTES,
+    version: int = 1,
 ) -> torch.Tensor:
     """Sum these layers' and heads' part of the checksums of consecutive blocks of one request (DEF-4, DEF-7).
 
@@ -85,6 +90,7 @@ def block_checksums(
         num_tokens: tokens of the request that count, from its first token (DEF-8).
         max_gather_bytes: the most KV gathered at once, but never less than one token of all heads. The result does
             not depend on it (PRO-10).
+        version: of the definition: 1, or 2 (hardened).
 
     Returns:
         int64 [blocks] on the cache's device: the bits of uint64. `as_uint64` brings it to the host.
@@ -92,7 +98,8 @@ def block_checksums(
     Raises:
         ValueError: a cache that cannot be checksummed (FPR-2), or ids outside it.
     """
-    device = _check_layers(layers, block_size)
+    device = check_layers(layers, block_size)
+    check_version(version)
     if block_size < 1 or start < 0 or num_tokens < 0 or max_gather_bytes < 1:
         raise ValueError(
             f"block_size {block_size} and max_gather_bytes {max_gather_bytes} must be at least 1, "
@@ -110,7 +117,7 @@ def block_checksums(
             split[per_block] = (ids[:, None] * per_block + torch.arange(per_block, device=device)).reshape(-1)
         full_blocks, tail_tokens = divmod(covered, kernel_block_tokens)
         tokens = _Tokens(split[per_block], kernel_block_tokens, full_blocks, tail_tokens, first_token)
-        sums += _layer_sums(layer, tokens, max_gather_bytes).reshape(-1, per_block).sum(1)
+        sums += _layer_sums(layer, tokens, max_gather_bytes, version).reshape(-1, per_block).sum(1)
     return sums
 
 
@@ -159,18 +166,18 @@ def paged_cache(
     return caches
 
 
-def _layer_sums(layer: LayerCache, tokens: _Tokens, max_gather_bytes: int) -> torch.Tensor:
+def _layer_sums(layer: LayerCache, tokens: _Tokens, max_gather_bytes: int, version: int) -> torch.Tensor:
     """Sum `m * s` over the heads of one layer: int64 [kernel blocks]."""
     device = tokens.kernel_ids.device
     sums = torch.zeros(len(tokens.kernel_ids), dtype=torch.int64, device=device)
     pieces = [part.shape[3] * part.element_size() // PIECE_BYTES for part in layer.parts]
     heads = layer.parts[0].shape[2]
     first_factor = 2 * (layer.layer_number * MAX_KV_HEADS_PER_LAYER + layer.first_head) + 1
-    head_factors = 2 * torch.arange(heads, device=device) + _signed(first_factor)
+    head_factors = 2 * torch.arange(heads, device=device) + signed(first_factor)
+    keys = torch_path_v2.row_keys(layer.layer_number, layer.first_head, heads, device) if version == 2 else None
     first_piece = 0
     for part, part_pieces in zip(layer.parts, pieces, strict=True):
         piece_factors = 2 * torch.arange(first_piece, first_piece + part_pieces, device=device) + 1
-        first_piece += part_pieces
         elements = part.detach().view(_INTEGER_OF_SIZE[part.element_size()])
         for rows, columns in tokens.chunks(heads * part_pieces * PIECE_BYTES, max_gather_bytes):
             gathered = elements[:, columns].index_select(0, tokens.kernel_ids[rows]).contiguous()
@@ -178,17 +185,16 @@ def _layer_sums(layer: LayerCache, tokens: _Tokens, max_gather_bytes: int) -> to
             position = (
                 torch.arange(rows.start, rows.stop, device=device)[:, None] * tokens.kernel_block_tokens
                 + torch.arange(columns.start, columns.stop, device=device)
-                + _signed(tokens.first_token)
+                + signed(tokens.first_token)
             )
-            by_token = x.sum(3) * (position * _signed(2 * sum(pieces)))[:, :, None]
+            if keys is not None:
+                sums[rows] += torch_path_v2.sum_terms(x, keys, position * signed(sum(pieces)) + first_piece)
+                continue
+            by_token = x.sum(3) * (position * signed(2 * sum(pieces)))[:, :, None]
             by_token += x.mul_(piece_factors).sum(3)
             sums[rows] += by_token.mul_(head_factors).sum((1, 2))
+        first_piece += part_pieces
     return sums
-
-
-def _signed(value: int) -> int:
-    """The int64 with the bits of value modulo 2**64."""
-    return (value + 2**63) % 2**64 - 2**63
 
 
 def _ids_on_device(
@@ -196,23 +202,55 @@ def _ids_on_device(
 ) -> torch.Tensor:
     """Give int64 [blocks] on device, copied without waiting for it."""
     if isinstance(block_ids, torch.Tensor):
-        if block_ids.dtype != torch.int64 or block_ids.ndim != 1 or block_ids.device != device:
-            raise ValueError(
-                f"block_ids as a tensor must be int64 [blocks] on {device}, "
-                f"not {block_ids.dtype} {list(block_ids.shape)} on {block_ids.device}"
-            )
+        check_id_tensor(block_ids, device)
         return block_ids
-    blocks = min(part.shape[0] * part.shape[1] // block_size for layer in layers for part in layer.parts)
+    blocks = blocks_in(layers, block_size)
     outside = [b for b in block_ids if not 0 <= b < blocks]
     if outside:
-        raise ValueError(
-            f"block id {outside[0]} is outside the cache, which has {blocks} blocks of {block_size} tokens"
-        )
+        raise id_outside(outside[0], blocks, block_size)
     ids = torch.tensor(block_ids, dtype=torch.int64, pin_memory=device.type == "cuda")
     return ids.to(device, non_blocking=True)
 
 
-def _check_layers(layers: Sequence[LayerCache], block_size: int) -> torch.device:
+def check_version(version: int) -> None:
+    """Refuse a version that has no definition.
+
+    Raises:
+        ValueError: which there are.
+    """
+    if version not in VERSIONS:
+        raise ValueError(f"version is {version}: there are definitions {VERSIONS[0]} and {VERSIONS[1]}")
+
+
+def check_id_tensor(block_ids: torch.Tensor, device: torch.device) -> None:
+    """Refuse a tensor that is not int64 [blocks] on device.
+
+    Raises:
+        ValueError: what it is instead.
+    """
+    if block_ids.dtype != torch.int64 or block_ids.ndim != 1 or block_ids.device != device:
+        raise ValueError(
+            f"block_ids as a tensor must be int64 [blocks] on {device}, "
+            f"not {block_ids.dtype} {list(block_ids.shape)} on {block_ids.device}"
+        )
+
+
+def blocks_in(layers: Sequence[LayerCache], block_size: int) -> int:
+    """How many logical blocks every one of these caches has."""
+    return min(part.shape[0] * part.shape[1] // block_size for layer in layers for part in layer.parts)
+
+
+def id_outside(block_id: int, blocks: int, block_size: int) -> ValueError:
+    """The error for a block id outside a cache."""
+    return ValueError(f"block id {block_id} is outside the cache, which has {blocks} blocks of {block_size} tokens")
+
+
+def check_layers(layers: Sequence[LayerCache], block_size: int) -> torch.device:
+    """Refuse layers that have no block checksums, and give the device that they are on.
+
+    Raises:
+        ValueError: a cache that cannot be checksummed (FPR-2), or layers that are not one group on one device.
+    """
     if sys.byteorder != "little":
         raise ValueError("pieces are little-endian and this machine is not: use kernels.definition")
     numbers = [layer.layer_number for layer in layers]
