@@ -1,7 +1,8 @@
 """The proxy loses, cuts or alters `kv_checksums` on its way from P to D.
 
 Recipe S14 of docs/incidents.md (a to d); GAP-9: the payload carries no check of its own, so another one that is well
-formed passes for P's. shorten makes what an honest P would send that never computed the last block (GAP-12).
+formed passes for P's. shorten makes what an honest P would send that never computed the last block (GAP-12). Version 2
+has a check, which stays as P made it unless the fault stands for P.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Literal
 from pydantic import Field
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
-from engine.checksum.payload import Payload, PayloadLimits, decode, encode
+from engine.checksum.payload import CHECK_BYTES, HARDENED, Payload, PayloadLimits, decode, encode
 from engine.seams import Change, ParamsPass, Seams
 from faults.base import Fault, FaultParams, When, digest
 from faults.levers import CHECKSUMS
 from faults.moments import MOMENTS
 
 _VERSION_BYTE = 1  # msgpack of the payload: array header, then the version
+_CHECK_FIELD_BYTES = 2 + CHECK_BYTES  # of version 2, at the end: a bin header and the check
 
 
 class DropChecksumsWhen(When):
@@ -70,14 +72,19 @@ class DropChecksums(Fault[DropChecksumsParams]):
             return None
         if self.params.how == "cut":
             return text[: len(text) // 2]
-        if self.params.how in _REWRITE:
-            return encode(_REWRITE[self.params.how](decode(text, _ANY)))
         raw = bytearray(base64.b64decode(text))
-        if self.params.how == "alter_version":
+        check = _CHECK_FIELD_BYTES if raw[_VERSION_BYTE] == HARDENED else 0
+        if self.params.how in _REWRITE:
+            altered = encode(_REWRITE[self.params.how](decode(text, _ANY)))
+            if not check or self.params.how in _BY_PRODUCER:
+                return altered
+            # What changes on the way keeps the check that P made.
+            raw = bytearray(base64.b64decode(altered)[:-check] + raw[-check:])
+        elif self.params.how == "alter_version":
             raw[_VERSION_BYTE] ^= 1 << self.context.rng.randrange(1, 6)
         else:
-            # The payload ends with the values of its last group: 8 bytes a block, at least one block.
-            raw[-self.context.rng.randrange(1, 9)] ^= 1 << self.context.rng.randrange(8)
+            # The payload, but for its check, ends with the values of its last group: 8 bytes a block, at least one.
+            raw[-check - self.context.rng.randrange(1, 9)] ^= 1 << self.context.rng.randrange(8)
         return base64.b64encode(raw).decode("ascii")
 
     def _describe(self, text: str, altered: str | None) -> str:
@@ -114,3 +121,4 @@ _REWRITE = {
     "alter_tp_size": _other_tp_size,
     "shorten": _without_last_block,
 }
+_BY_PRODUCER = ("shorten",)

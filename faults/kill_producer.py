@@ -7,26 +7,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from engine.seams import CopyOp, Groups, Hold, LoadScheduled, OpLanded, OpPosted, Seams
-from faults.base import Fault, FaultParams, When, digest
-from faults.delivery import moved
+from engine.seams import OpPosted, Seams
+from faults.base import Fault, FaultParams
+from faults.halfway import SEAMS_OF_A_READ, Halfway, HalfwayWhen
 from faults.levers import PROCESS
 from faults.moments import MOMENTS
-from faults.short_transfer import POISON
-
-
-class KillProducerWhen(When):
-    at: Literal["mid_read"] = Field(
-        "mid_read",
-        description="After some copy operations have landed, and before the next is posted. The seed says how many.",
-    )
 
 
 class KillProducerParams(FaultParams):
     kind: Literal["kill_producer"]
-    when: KillProducerWhen
+    when: HalfwayWhen
 
 
 class KillProducer(Fault[KillProducerParams]):
@@ -37,59 +27,18 @@ class KillProducer(Fault[KillProducerParams]):
 
     @classmethod
     def needs(cls, params: FaultParams) -> frozenset[str]:
-        return frozenset({"consumer.load_scheduled", MOMENTS[params.when.at], "transfer.op_landed", PROCESS})
+        return SEAMS_OF_A_READ | {PROCESS}
 
     def attach(self, seams: Seams) -> None:
-        self._groups: Groups = {}
-        self._landed: dict[int, CopyOp] = {}
-        self._last: int | None = None
-        self._killed = False
-        seams.on("consumer.load_scheduled", self._poison)
-        seams.on(MOMENTS[self.params.when.at], self._hold)
-        seams.on("transfer.op_landed", self._note)
+        if self.context.levers.process is not None:
+            self._read = Halfway(self.context, self._kill, self.kind)
+            self._read.attach(seams)
 
-    def _poison(self, event: LoadScheduled) -> None:
-        if event.request_id == self.context.request_id:
-            self._groups = event.groups
-            for blocks in event.groups.values():
-                event.memory.fill(blocks.block_ids, POISON)
-
-    def _note(self, event: OpLanded) -> None:
-        if event.request_id == self.context.request_id:
-            self._landed[event.op.index] = event.op
-
-    def _hold(self, event: OpPosted) -> Hold | None:
+    def _kill(self, event: OpPosted) -> bool:
         process = self.context.levers.process
-        if event.request_id != self.context.request_id or process is None or event.num_ops < 2:
-            return None
-        if self._last is None:
-            self._last = self.context.rng.randrange(1, event.num_ops)
-        if event.op.index != self._last:
-            return None
-
-        def dead() -> bool:
-            if not self._killed and len(self._landed) == event.op.index:
-                what, before, after = self._delivered(event)
-                self._killed = process.kill("producer")
-                if self._killed:
-                    self.record(MOMENTS[self.params.when.at], what, before, after)
-            return self._killed
-
-        return Hold(dead, f"{self.kind}: the operations before number {event.op.index} have not landed")
-
-    def _delivered(self, event: OpPosted) -> tuple[str, str, str]:
-        """What is to be said, and digests of the places that were read into: as poisoned, and as they are."""
-        here, there, arrived = [], [], 0
-        targets = {op.target_block: event.target.slots((op.target_block,)) for op in self._landed.values()}
-        sources = {op.source_block: event.source.slots((op.source_block,)) for op in self._landed.values()}
-        for _, op in sorted(self._landed.items()):
-            got = moved(targets[op.target_block], op, op.target_slot).tobytes()
-            here.append(got)
-            there.append((POISON * len(got))[: len(got)])
-            if got == moved(sources[op.source_block], op, op.source_slot).tobytes():
-                arrived += len(got)
-        what = (
-            f"P was killed after {len(self._landed)} of {event.num_ops} copy operations had landed "
-            f"({arrived} bytes, as P held them), before number {event.op.index} was posted"
-        )
-        return what, digest(b"".join(there)), digest(b"".join(here))
+        landed = self._read.landed(event)
+        if process is None or not process.kill("producer"):
+            return False
+        what = f"P was killed after {landed}, before number {event.op.index} was posted"
+        self.record(MOMENTS[self.params.when.at], what, landed.poison, landed.found)
+        return True

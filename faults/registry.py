@@ -20,7 +20,12 @@ from faults.local_prefix import LocalPrefix
 from faults.misplace import Misplace
 from faults.moments import MOMENTS
 from faults.noop import Noop
+from faults.partition import Partition
+from faults.pause_producer import PauseProducer
+from faults.reset_connection import ResetConnection
+from faults.restart_consumer import RestartConsumer
 from faults.short_transfer import ShortTransfer
+from faults.slow_link import SlowLink
 from faults.swap_params import SwapParams
 
 GROUP = "kvchaos.faults"
@@ -39,7 +44,12 @@ _KINDS: tuple[type[Fault[Any]], ...] = (
     LayoutMismatch,
     LocalPrefix,
     Misplace,
+    Partition,
+    PauseProducer,
+    ResetConnection,
+    RestartConsumer,
     ShortTransfer,
+    SlowLink,
     SwapParams,
 )
 _OWN: dict[str, type[Fault[Any]]] = {fault.kind: fault for fault in _KINDS}

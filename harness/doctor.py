@@ -5,6 +5,8 @@ What can crash or hang (a NIXL agent, a docker client) is tried in a process of 
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import importlib.metadata
 import importlib.util
 import json
@@ -58,6 +60,7 @@ def examine() -> Iterator[Check]:
     yield from torch_and_cuda()
     yield nixl()
     yield docker()
+    yield traffic_control()
     yield chromium()
 
 
@@ -129,7 +132,7 @@ def nixl() -> Check:
 
 
 def docker() -> Check:
-    """A daemon answers, and has compose."""
+    """A daemon answers, has compose, and can be reached from Python."""
     advice = "start the docker daemon, or install docker with its compose plugin; only target docker needs it"
     if shutil.which("docker") is None:
         return Check("docker", False, False, "no docker command", advice)
@@ -139,7 +142,31 @@ def docker() -> Check:
     compose = _try(["docker", "compose", "version", "--short"])
     if compose is None or compose.returncode != 0:
         return Check("docker", False, False, f"{done.stdout.strip()}, without compose", advice)
-    return Check("docker", True, False, f"{done.stdout.strip()}, compose {compose.stdout.strip()}")
+    found = f"{done.stdout.strip()}, compose {compose.stdout.strip()}"
+    sdk = _version("docker")
+    if sdk is None:
+        return Check("docker", False, False, f"{found}, without the SDK for Python", "pip install docker")
+    return Check("docker", True, False, f"{found}, SDK {sdk}")
+
+
+def traffic_control() -> Check:
+    """What this kernel has to slow a link with. Where containers run in a virtual machine, that one has its own."""
+    name, advice = "links", "a kernel with netem or tbf; only the fault slow_link on target docker needs one"
+    config = _kernel_config()
+    if config is None:
+        return Check(name, True, False, "this kernel does not tell whether it has netem and tbf")
+    has = {kind: re.search(rf"^CONFIG_NET_SCH_{kind.upper()}=[ym]$", config, re.MULTILINE) for kind in ("netem", "tbf")}
+    found = ", ".join(f"{kind}: {'yes' if there else 'no'}" for kind, there in has.items())
+    return Check(name, any(has.values()), False, found, advice)
+
+
+def _kernel_config() -> str | None:
+    """How the running kernel was built, where it says so."""
+    for path in (Path("/proc/config.gz"), Path(f"/boot/config-{platform.release()}")):
+        with contextlib.suppress(OSError, EOFError):
+            raw = path.read_bytes()
+            return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8", "replace")
+    return None
 
 
 def chromium() -> Check:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.cache import KVMemory, PeerMemory
+from engine.connectors.nixl_progress import waiting_for_events
 from engine.errors import KVChaosError, StartupError
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ def _new_agent(name: str) -> Any:
             f"NIXL cannot be imported ({error}): install the extra kvchaos[nixl]; `kvchaos doctor` says how"
         ) from None
     try:
-        agent = nixl_agent(name, nixl_agent_config(backends=[_BACKEND]))
+        with waiting_for_events(nixl_agent):
+            agent = nixl_agent(name, nixl_agent_config(backends=[_BACKEND]))
     except Exception as error:  # noqa: BLE001 - NIXL raises many kinds, and none of them is for the user
         raise StartupError(
             f"NIXL cannot make an agent ({type(error).__name__}: {error}): see `kvchaos doctor`"

@@ -64,10 +64,10 @@ class RemoteSeams(Seams):
         return seam in self._subscribed or super().listened(seam)
 
     def emit(self, event: Any) -> Outcome[Any]:
-        """Ask the harness if it listens to this seam."""
+        """Ask the harness if it listens to this seam; else whoever listens in this process."""
         name = NAMES[type(event)]
         if name not in self._subscribed:
-            return Outcome(event)
+            return super().emit(event)
         reply = self._ask(["event", event])
         if reply is None:
             return Outcome(event)

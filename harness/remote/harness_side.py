@@ -19,7 +19,7 @@ from engine.checksum.records import GroupBlocks
 from engine.errors import KVChaosError
 from engine.seams import Hold, Seams
 from harness.errors import CheckerError
-from harness.remote.codec import MAX_MESSAGE_BYTES, pack, unpack
+from harness.remote.codec import MAX_MESSAGE_BYTES, WireError, pack, unpack
 
 
 class RemoteCommandError(KVChaosError):
@@ -143,9 +143,13 @@ class Dispatcher:
         """
         with self._lock:
             self._seams, self._holds, self._count, self.error = seams, [], 0, None
-        for name, link in self._links.items():
+        for name in self._links:
             if name not in gone:
-                link.call("subscribe", seams.names)
+                self.subscribe(name)
+
+    def subscribe(self, engine: str) -> None:
+        """Ask an engine for what is listened to: also one that has come back in the middle of a run."""
+        self._links[engine].call("subscribe", self._seams.names)
 
     def _serve(self, link: EngineLink) -> None:
         while True:
@@ -153,6 +157,11 @@ class Dispatcher:
                 kind, body = link.receive(self._memory_of)
                 link.reply(self._answer(kind, body))
             except (OSError, EOFError):
+                return
+            except WireError as error:
+                # It would wait for an answer for ever; what is asked of it now fails.
+                self.error = self.error or CheckerError(f"the {link.engine} says something unknown: {error}")
+                link.close()
                 return
 
     def _answer(self, kind: str, body: Any) -> list[Any]:

@@ -8,6 +8,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from engine.cache import KVMemory
+from engine.config import EngineConfig
 from engine.proxy import Prompt
 from engine.request import RequestOutput
 from engine.seams import Seams
@@ -48,6 +50,7 @@ class Conductor:
         self._history = history
         self._contexts: list[tuple[str, FaultContext]] = []
         self._bookkeeping: BookkeepingOracle | None = None
+        self._provenance: ProvenanceOracle | None = None
 
     @staticmethod
     def begin(cell: Cell, history: History, target: str) -> None:
@@ -81,10 +84,12 @@ class Conductor:
         cell, history, seams = self._cell, self._history, self.seams
         topology = cell.scenario.topology
         Recorder(history, stage.now).attach(seams)
-        BytesOracle(history, min(topology.producer.block_size, topology.consumer.block_size)).attach(seams)
+        grid = min(topology.producer.block_size, topology.consumer.block_size)
+        BytesOracle(history, grid, cell.scenario.checksum.version).attach(seams)
         DiagnosisOracle(history).attach(seams)
         if cell.provenance:
-            ProvenanceOracle(history, stage.producer, stage.consumer, stage.prompts).attach(seams)
+            self._provenance = ProvenanceOracle(history, stage.producer, stage.consumer, stage.prompts)
+            self._provenance.attach(seams)
         self._bookkeeping = BookkeepingOracle(history, (stage.producer, stage.consumer))
         self._bookkeeping.attach(seams)
 
@@ -99,6 +104,14 @@ class Conductor:
             self._contexts.append((params.kind, context))
         if watch is not None:
             watch(seams)
+
+    def restarted(self, config: EngineConfig, memory: KVMemory, now: int) -> None:
+        """An engine is there again in the middle of the run, with nothing in its memory."""
+        if self._provenance is not None:
+            self._provenance.begin_again(config.engine_id, memory)
+        self._history.add(
+            "engine.restarted", t=now, engine=config.engine_id, block_size=config.block_size, layout=config.layout
+        )
 
     def end(self, now: int, finished: bool | None, held: list[str]) -> None:
         """The last lines: which faults proved themselves, what the pools say, whether everything came to its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from engine.config import EngineConfig, preset
 from engine.proxy import Prompt
@@ -63,5 +64,7 @@ def engine_config(cell: Cell, engine_id: str, side: EngineTopology) -> EngineCon
         steps_in_flight=side.steps_in_flight,
         prefix_caching=side.prefix_caching,
         lease_ticks=LEASE_TICKS,
-        checksum=cell.policy.settings(cell.scenario.load_failure),
+        checksum=replace(
+            cell.policy.settings(cell.scenario.load_failure), kv_checksum_version=cell.scenario.checksum.version
+        ),
     )

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from engine.cache import KVMemory, PagedKVCache
+from engine.checksum.records import GroupBlocks
 from engine.config import EngineConfig, KVDtype, Layout
-from engine.seams import Seams
+from engine.seams import CopyOp, LoadScheduled, OpLanded, OpPosted, Seams
 from faults.base import Evidence, FaultContext
 from faults.levers import Levers
 from faults.registry import FAULTS
@@ -155,5 +156,58 @@ def attach() -> Callable[..., tuple[Seams, FaultContext]]:
         seams = Seams()
         fault(fault.params_model.model_validate(params), context).attach(seams)
         return seams, context
+
+    return make
+
+
+class Read:
+    """The read of r2 from blocks 1, 2, 4 of P into 5, 3, 9 of D, operation by operation: 24 of 16 slots."""
+
+    blocks = GroupBlocks(0, 16, 0, (5, 3, 9), 45)
+
+    def __init__(
+        self, params: Mapping[str, Any], levers: Levers, seed: int, attach: Any, memory_of: Callable[..., KVMemory]
+    ) -> None:
+        self.producer, self.consumer = memory_of(seed=1), memory_of(seed=2)
+        self.seams: Seams
+        self.context: FaultContext
+        self.seams, self.context = attach(params, seed=seed, levers=levers)
+        self.seams.emit(LoadScheduled("consumer", "r2", {0: self.blocks}, self.consumer))
+        places = [(p, layer, part, head) for p in range(3) for layer in (0, 1) for part in (0, 1) for head in (0, 1)]
+        self.ops = [
+            CopyOp(n, p, layer, part, head, (1, 2, 4)[p], 0, (5, 3, 9)[p], 0, 16)
+            for n, (p, layer, part, head) in enumerate(places)
+        ]
+
+    def post(self, op: CopyOp, request: str = "r2") -> Any:
+        return self.seams.emit(OpPosted("consumer", request, op, len(self.ops), self.producer, self.consumer))
+
+    def land(self, op: CopyOp, request: str = "r2") -> None:
+        source = self.producer.region(op.layer, op.source_block, op.part, op.head, 0, 16)
+        self.consumer.region(op.layer, op.target_block, op.part, op.head, 0, 16).copy_(source)
+        self.seams.emit(OpLanded("consumer", request, op, len(self.ops), self.producer, self.consumer))
+
+    def until_held(self) -> tuple[int, Any]:
+        """Index of the operation that is held, and its hold. None has landed by then."""
+        for op in self.ops:
+            if holds := self.post(op).holds:
+                return op.index, holds[0]
+        raise AssertionError("no operation was held")
+
+    def until_struck(self) -> tuple[int, Any]:
+        """Post up to the operation that is held, and land all before: the hold may be asked."""
+        index, hold = self.until_held()
+        for op in self.ops[:index]:
+            assert not hold.until()
+            self.land(op)
+        return index, hold
+
+
+@pytest.fixture
+def read_of(attach: Any, memory_of: Callable[..., KVMemory]) -> Callable[..., Read]:
+    """A read with one fault on its seams."""
+
+    def make(params: Mapping[str, Any], levers: Levers | None = None, seed: int = 0) -> Read:
+        return Read(params, levers or Levers(), seed, attach, memory_of)
 
     return make

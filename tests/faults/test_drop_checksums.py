@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
-from engine.checksum.payload import Payload, PayloadGroup, PayloadInvalid, PayloadLimits, decode, encode
+from engine.checksum.payload import CHECK_BYTES, Payload, PayloadGroup, PayloadInvalid, PayloadLimits, decode, encode
 from engine.seams import ParamsPass
 from faults.drop_checksums import DropChecksums, DropChecksumsParams
 
@@ -72,6 +74,25 @@ def test_alter_value_changes_one_character_and_one_bit_of_a_checksum(attach, see
     assert tuple(same) == VALUES[:-1]
     assert (last ^ VALUES[-1]).bit_count() == 1
     assert (arrived.tp_size, arrived.num_tokens) == (SENT.tp_size, SENT.num_tokens)
+
+
+@pytest.mark.req("GAP-9", "HRD-2")
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("how", [how for how in HOWS if how not in ("lose", "shorten")])
+def test_what_changes_on_the_way_keeps_the_check_of_version_2(attach, how: str, seed: int) -> None:
+    sent = encode(replace(SENT, version=2))
+    text = attach(drop(how), seed)[0].emit(ParamsPass("r2", params(sent))).event.params[CHECKSUMS_PARAM]
+    with pytest.raises(PayloadInvalid, match="version" if how == "alter_version" else "payload"):
+        decode(text, LIMITS)
+    if how != "cut":
+        assert base64.b64decode(text)[-CHECK_BYTES:] == base64.b64decode(sent)[-CHECK_BYTES:]
+        assert base64.b64decode(text)[:-CHECK_BYTES] != base64.b64decode(sent)[:-CHECK_BYTES]
+
+
+def test_shorten_stands_for_the_producer_and_makes_the_check_anew(attach) -> None:
+    seams, _ = attach(drop("shorten"))
+    text = seams.emit(ParamsPass("r2", params(encode(replace(SENT, version=2))))).event.params[CHECKSUMS_PARAM]
+    assert decode(text, LIMITS).num_tokens == 32
 
 
 @pytest.mark.parametrize("how", ["alter_version", "alter_value"])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
-from engine.seams import CopyOp, LoadScheduled, OpLanded, OpPosted, Seams
-from faults.base import FaultContext
+from engine.seams import LoadScheduled
 from faults.kill_producer import KillProducer, KillProducerParams
 from faults.levers import Levers
 from harness.history import History
@@ -22,7 +19,6 @@ from scenarios.loader import parse_scenario
 from scenarios.words import Policy
 
 KILL = {"kind": "kill_producer", "when": {"load": 2, "at": "mid_read"}}
-BLOCKS = GroupBlocks(0, 16, 0, (5, 3, 9), 45)
 NUM_OPS = 24  # 3 blocks, 2 layers, K and V, 2 heads
 OP_BYTES = 16 * 32
 WHAT = re.compile(
@@ -47,40 +43,9 @@ class FakeProcess:
     resume = pause
 
 
-class Read:
-    """The read of r2 from blocks 1, 2, 4 of P into 5, 3, 9 of D, operation by operation."""
-
-    def __init__(self, attach: Any, memory_of: Callable[..., KVMemory], process: Any, seed: int = 0) -> None:
-        self.producer, self.consumer = memory_of(seed=1), memory_of(seed=2)
-        self.seams: Seams
-        self.context: FaultContext
-        self.seams, self.context = attach(KILL, seed=seed, levers=Levers(process=process))
-        self.seams.emit(LoadScheduled("consumer", "r2", {0: BLOCKS}, self.consumer))
-        places = [(p, layer, part, head) for p in range(3) for layer in (0, 1) for part in (0, 1) for head in (0, 1)]
-        self.ops = [
-            CopyOp(n, p, layer, part, head, (1, 2, 4)[p], 0, (5, 3, 9)[p], 0, 16)
-            for n, (p, layer, part, head) in enumerate(places)
-        ]
-
-    def post(self, op: CopyOp, request: str = "r2") -> Any:
-        return self.seams.emit(OpPosted("consumer", request, op, NUM_OPS, self.producer, self.consumer))
-
-    def land(self, op: CopyOp, request: str = "r2") -> None:
-        source = self.producer.region(op.layer, op.source_block, op.part, op.head, 0, 16)
-        self.consumer.region(op.layer, op.target_block, op.part, op.head, 0, 16).copy_(source)
-        self.seams.emit(OpLanded("consumer", request, op, NUM_OPS, self.producer, self.consumer))
-
-    def until_held(self) -> tuple[int, Any]:
-        """Index of the operation that is held, and its hold. None has landed by then."""
-        for op in self.ops:
-            if holds := self.post(op).holds:
-                return op.index, holds[0]
-        raise AssertionError("no operation was held")
-
-
 @pytest.mark.parametrize("seed", range(5))
-def test_it_kills_once_the_operations_before_have_landed_and_then_lets_go(attach, memory_of, seed: int) -> None:
-    read = Read(attach, memory_of, process := FakeProcess(), seed)
+def test_it_kills_once_the_operations_before_have_landed_and_then_lets_go(read_of, seed: int) -> None:
+    read = read_of(KILL, Levers(process=(process := FakeProcess())), seed)
     index, hold = read.until_held()
     assert 1 <= index < NUM_OPS
     assert f"before number {index} have not landed" in hold.why
@@ -98,17 +63,17 @@ def test_it_kills_once_the_operations_before_have_landed_and_then_lets_go(attach
     assert evidence.before != evidence.after
 
 
-def test_the_seed_says_after_how_many(attach, memory_of) -> None:
-    found = {Read(attach, memory_of, FakeProcess(), seed).until_held()[0] for seed in range(12)}
+def test_the_seed_says_after_how_many(read_of) -> None:
+    found = {read_of(KILL, Levers(process=FakeProcess()), seed).until_held()[0] for seed in range(12)}
     assert len(found) > 4
     assert (
-        Read(attach, memory_of, FakeProcess(), 3).until_held()[0]
-        == (Read(attach, memory_of, FakeProcess(), 3).until_held()[0])
+        read_of(KILL, Levers(process=FakeProcess()), 3).until_held()[0]
+        == (read_of(KILL, Levers(process=FakeProcess()), 3).until_held()[0])
     )
 
 
-def test_bytes_that_are_not_what_p_held_are_not_counted(attach, memory_of) -> None:
-    read = Read(attach, memory_of, FakeProcess())
+def test_bytes_that_are_not_what_p_held_are_not_counted(read_of) -> None:
+    read = read_of(KILL, Levers(process=FakeProcess()))
     index, hold = read.until_held()
     for op in read.ops[:index]:
         read.land(op)
@@ -118,14 +83,14 @@ def test_bytes_that_are_not_what_p_held_are_not_counted(attach, memory_of) -> No
     assert int(WHAT.fullmatch(read.context.evidence[0].what)[3]) == (index - in_block_5) * OP_BYTES
 
 
-def test_what_has_not_landed_is_poison(attach, memory_of) -> None:
-    read = Read(attach, memory_of, FakeProcess())
-    for block_id in BLOCKS.block_ids:
+def test_what_has_not_landed_is_poison(read_of) -> None:
+    read = read_of(KILL, Levers(process=FakeProcess()))
+    for block_id in read.blocks.block_ids:
         assert read.consumer.slots((block_id,)).tobytes() == b"POISONED" * (16 * 64 * 4 // 8)
 
 
-def test_it_leaves_other_requests_alone(attach, memory_of) -> None:
-    read = Read(attach, memory_of, process := FakeProcess())
+def test_it_leaves_other_requests_alone(read_of) -> None:
+    read = read_of(KILL, Levers(process=(process := FakeProcess())))
     before = read.consumer.slots((7,)).tobytes()
     read.seams.emit(LoadScheduled("consumer", "r1", {0: GroupBlocks(0, 16, 0, (7,), 16)}, read.consumer))
     assert read.consumer.slots((7,)).tobytes() == before
@@ -137,8 +102,8 @@ def test_it_leaves_other_requests_alone(attach, memory_of) -> None:
     assert process.killed == []
 
 
-def test_a_producer_that_had_gone_already_leaves_no_evidence(attach, memory_of) -> None:
-    read = Read(attach, memory_of, FakeProcess(alive=False))
+def test_a_producer_that_had_gone_already_leaves_no_evidence(read_of) -> None:
+    read = read_of(KILL, Levers(process=FakeProcess(alive=False)))
     index, hold = read.until_held()
     for op in read.ops[:index]:
         read.land(op)
@@ -146,8 +111,8 @@ def test_a_producer_that_had_gone_already_leaves_no_evidence(attach, memory_of) 
     assert read.context.evidence == []
 
 
-def test_without_the_lever_nothing_is_held(attach, memory_of) -> None:
-    read = Read(attach, memory_of, None)
+def test_without_the_lever_nothing_is_held(read_of) -> None:
+    read = read_of(KILL)
     assert not any(read.post(op).holds for op in read.ops)
 
 
@@ -158,9 +123,8 @@ def test_needs() -> None:
 
 def test_it_does_not_apply_where_there_are_no_processes(root: Path) -> None:
     scenario = parse_scenario((root / "scenarios/processes/kill-producer-mid-read.yaml").read_text())
-    for name in ("sim", "docker"):
-        cells = plan_cells([scenario], list(Policy), 0, TARGETS[name].provides)
-        assert [cell.missing for cell in cells] == [("lever.process",)] * 4
+    cells = plan_cells([scenario], list(Policy), 0, TARGETS["sim"].provides)
+    assert [cell.missing for cell in cells] == [("lever.process",)] * 4
     assert all(not cell.missing for cell in plan_cells([scenario], list(Policy), 0, TARGETS["local"].provides))
     history = History()
     TARGETS["sim"].run(plan_cells([scenario], [Policy.OFF], 0, TARGETS["sim"].provides)[0], history)

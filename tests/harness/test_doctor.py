@@ -39,7 +39,17 @@ def test_this_machine_can_run_kvchaos() -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     checks = {check["name"]: check for check in json.loads(run.stdout)}
-    assert list(checks) == ["python", "packages", "dependencies", "torch", "cuda", "nixl", "docker", "chromium"]
+    assert list(checks) == [
+        "python",
+        "packages",
+        "dependencies",
+        "torch",
+        "cuda",
+        "nixl",
+        "docker",
+        "links",
+        "chromium",
+    ]
     assert all(checks[name]["ok"] for name in ("python", "packages", "dependencies", "torch"))
     assert all(check["advice"] for check in checks.values() if not check["ok"])
 
@@ -175,6 +185,32 @@ def test_docker(
     check = doctor.docker()
     assert check.ok is ok
     assert check.found.startswith(found)
+
+
+def test_docker_without_its_sdk(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(doctor, "_version", lambda distribution: None)
+    answers(**{"{{.Server": done("20.10"), "compose": done("2.26")})
+    check = doctor.docker()
+    assert (check.ok, check.found) == (False, "20.10, compose 2.26, without the SDK for Python")
+    assert check.advice == "pip install docker"
+
+
+@pytest.mark.parametrize(
+    ("config", "ok", "found"),
+    [
+        ("# CONFIG_NET_SCH_NETEM is not set\nCONFIG_NET_SCH_TBF=y\n", True, "netem: no, tbf: yes"),
+        ("CONFIG_NET_SCH_NETEM=m\n", True, "netem: yes, tbf: no"),
+        ("CONFIG_NET_SCH_HTB=y\n", False, "netem: no, tbf: no"),
+        (None, True, "this kernel does not tell whether it has netem and tbf"),
+    ],
+)
+def test_what_links_can_be_slowed_with(
+    monkeypatch: pytest.MonkeyPatch, config: str | None, ok: bool, found: str
+) -> None:
+    monkeypatch.setattr(doctor, "_kernel_config", lambda: config)
+    check = doctor.traffic_control()
+    assert (check.ok, check.required, check.found) == (ok, False, found)
 
 
 def test_a_machine_with_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from harness.history import History, Line, find_all
 from harness.judge import judge
 from harness.observe import observe
 from harness.plan import plan_cells
-from harness.targets.local_pair import LocalPair
+from harness.targets.pairs.local import LocalPair
 from harness.targets.processes import LOCAL, PairTarget
 from reports.results import CellResult
 from scenarios.loader import parse_scenario
@@ -28,8 +28,8 @@ class Pairs:
         self.made: list[LocalPair] = []
         self.target = PairTarget("local", "", self._make, levers=LOCAL.provides)
 
-    def _make(self) -> LocalPair:
-        self.made.append(LocalPair())
+    def _make(self, load_timeout_ms: int) -> LocalPair:
+        self.made.append(LocalPair(load_timeout_ms))
         return self.made[-1]
 
 

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.control import TOKEN_VARIABLE
-from harness.targets.pair import Endpoint, Pair, PairError
-from harness.targets.signals import Processes
+from harness.targets.pairs.pair import PATIENT_MS, Endpoint, Pair, PairError
+from harness.targets.pairs.signals import SignalledProcesses
 from harness.targets.workload import CONSUMER, PRODUCER, PROXY
 
 _HOST = "127.0.0.1"
@@ -34,21 +35,24 @@ class _Server:
 class LocalPair(Pair):
     """Three processes from construction to `stop`. A cell configures the engines anew; the processes stay."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_timeout_ms: int = PATIENT_MS) -> None:
         self._token = secrets.token_hex(16)
         self._logs = tempfile.TemporaryDirectory(prefix="kvchaos-local-")
         ports = _free_ports(6)
         producer, consumer = f"http://{_HOST}:{ports[0]}", f"http://{_HOST}:{ports[1]}"
         commands = {
             PRODUCER: ["engine", "--role", PRODUCER],
-            CONSUMER: ["engine", "--role", CONSUMER, "--peer", f"{PRODUCER}={producer}"],
+            CONSUMER: [
+                *("engine", "--role", CONSUMER, "--peer", f"{PRODUCER}={producer}"),
+                *("--load-timeout-ms", str(load_timeout_ms)),
+            ],
             PROXY: ["proxy", "--producer", producer, "--consumer", consumer],
         }
         self._servers = {
             name: self._spawn(name, tuple(command), ports[index], ports[index + 3])
             for index, (name, command) in enumerate(commands.items())
         }
-        self.processes = self._signals()
+        self.processes = self._signals = SignalledProcesses({n: server.process for n, server in self._servers.items()})
         try:
             super().__init__({name: server.endpoint for name, server in self._servers.items()}, self._token.encode())
         except BaseException:
@@ -71,16 +75,17 @@ class LocalPair(Pair):
         gone = {name for name, server in self._servers.items() if server.process.poll() is not None}
         if not gone or gone != self.killed:
             return False
-        for name in sorted(gone):
+        self.revive(gone)
+        return True
+
+    def revive(self, names: Collection[str]) -> None:
+        for name in sorted(names):
             server = self._servers[name]
             port = int(server.endpoint.url.rpartition(":")[2])
             self._servers[name] = self._spawn(name, server.command, port, server.endpoint.control[1])
-        self.processes = self._signals()
-        self._meet_again(sorted(gone))
-        return True
-
-    def _signals(self) -> Processes:
-        return Processes({name: server.process for name, server in self._servers.items()})
+        self._meet_again(names)
+        for name in names:
+            self._signals.took_over(name, self._servers[name].process)
 
     def _give_up_if_hopeless(self, waiting: set[str], deadline: float) -> None:
         died = self.died()
@@ -94,8 +99,7 @@ class LocalPair(Pair):
         self._end_processes()
 
     def _end_processes(self) -> None:
-        if self.processes is not None:
-            self.processes.resume_all()
+        self._signals.resume_all()
         for server in self._servers.values():
             server.process.terminate()
         for server in self._servers.values():
@@ -112,7 +116,7 @@ class LocalPair(Pair):
         env = os.environ | {
             TOKEN_VARIABLE: self._token,
             "OMP_NUM_THREADS": "1",
-            "UCX_TLS": os.environ.get("UCX_TLS", "tcp,self,sm"),
+            "UCX_TLS": os.environ.get("UCX_TLS", "tcp,self"),
             "UCX_NET_DEVICES": os.environ.get("UCX_NET_DEVICES", "lo"),
         }
         arguments = ["serve", *command, "--port", str(port), "--control", f"{_HOST}:{control_port}"]

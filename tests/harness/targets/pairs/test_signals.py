@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.targets.signals import Processes
+from harness.targets.pairs.signals import SignalledProcesses
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def stopped(process: subprocess.Popen[bytes]) -> bool:
 
 
 def test_a_killed_process_has_ended_when_kill_returns(child: subprocess.Popen[bytes]) -> None:
-    processes = Processes({"producer": child})
+    processes = SignalledProcesses({"producer": child})
     assert processes.kill("producer")
     assert child.returncode == -signal.SIGKILL
     assert processes.killed == {"producer"}
@@ -36,14 +36,14 @@ def test_a_killed_process_has_ended_when_kill_returns(child: subprocess.Popen[by
 
 
 def test_one_that_ended_by_itself_was_not_killed(child: subprocess.Popen[bytes]) -> None:
-    processes = Processes({"producer": child})
+    processes = SignalledProcesses({"producer": child})
     child.communicate(b"\n")
     assert not processes.kill("producer")
     assert processes.killed == set()
 
 
 def test_a_paused_process_goes_on_when_it_is_resumed(child: subprocess.Popen[bytes]) -> None:
-    processes = Processes({"producer": child})
+    processes = SignalledProcesses({"producer": child})
     processes.pause("producer")
     assert processes.paused == {"producer"}
     assert stopped(child)
@@ -53,7 +53,7 @@ def test_a_paused_process_goes_on_when_it_is_resumed(child: subprocess.Popen[byt
 
 
 def test_what_was_left_paused_goes_on(child: subprocess.Popen[bytes]) -> None:
-    processes = Processes({"consumer": child})
+    processes = SignalledProcesses({"consumer": child})
     processes.pause("consumer")
     assert stopped(child)
     processes.resume_all()
@@ -62,7 +62,7 @@ def test_what_was_left_paused_goes_on(child: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_paused_process_can_be_killed(child: subprocess.Popen[bytes]) -> None:
-    processes = Processes({"consumer": child})
+    processes = SignalledProcesses({"consumer": child})
     processes.pause("consumer")
     assert processes.kill("consumer")
     assert (processes.killed, processes.paused) == ({"consumer"}, set())

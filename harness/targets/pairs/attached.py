@@ -6,7 +6,7 @@ import os
 
 from engine.errors import InputError
 from harness.control import control_token
-from harness.targets.pair import Endpoint, Pair
+from harness.targets.pairs.pair import Endpoint, Pair
 from harness.targets.workload import CONSUMER, PRODUCER, PROXY
 
 PAIR_VARIABLE = "KVCHAOS_PAIR"
