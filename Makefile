@@ -23,7 +23,7 @@ STALE := stale
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser test-docker docs conformance selftest nightly lint format typecheck clean distclean stale
+.PHONY: help setup demo test test-browser test-docker docs conformance selftest gpu-check nightly lint format typecheck clean distclean stale
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -55,13 +55,17 @@ test-docker: $(STAMP)  ## Run the tests that need a docker engine
 	$(BIN)/python -m pytest -q -n 0 -m docker tests/docker $(ARGS)
 
 docs: $(STAMP)  ## Write the pages of docs/ that are made from code
-	$(BIN)/python -m harness.docgen faults schema
+	$(BIN)/python -m harness.docgen faults schema interop-checksums interop-fingerprints interop-payloads \
+		strength strength-plot overhead-rates
 
 conformance: $(STAMP)  ## Write docs/conformance.md: which tests cover which requirement
 	$(BIN)/python -m harness.docgen conformance
 
 selftest: $(STAMP)  ## Plant bugs, and prove that each of them is noticed
 	$(BIN)/kvchaos selftest --jobs $(JOBS) $(ARGS)
+
+gpu-check: $(STAMP)  ## Check and time the Triton kernel, on a machine with a GPU (minutes)
+	$(BIN)/python -m harness.bench.gpu_check $(ARGS)
 
 nightly: $(STAMP)  ## Run every scenario on a fresh seed, the self-test and the canary; SEED=n picks the seed
 	JOBS=$(JOBS) .ci/nightly

@@ -50,7 +50,8 @@ class Leases:
         params = self._connector.request_finished(request, {GROUP: request.block_ids})
         if params is None:
             return None
-        if self._enabled and self._connector.kv_checksum_carrier(request, receiving=False) is not None:
+        wanted = self._enabled and not request.switches_checksum_off
+        if wanted and self._connector.kv_checksum_carrier(request, receiving=False) is not None:
             text = self._sends.take(request.request_id)
             if text is not None:
                 params[CHECKSUMS_PARAM] = text

@@ -55,12 +55,12 @@ class Loads:
         """Start the request's load into these blocks with the step that is being planned."""
         request.load_started = True
         request.status = Status.WAITING_FOR_REMOTE_KVS
-        if not self._enabled:
+        if not self._enabled or request.switches_checksum_off:
             request.verdict = not_checked(NotCheckedReason.OFF)
         elif connector.kv_checksum_carrier(request, receiving=True) is None:
             request.verdict = not_checked(NotCheckedReason.NO_CARRIER)
         else:
-            self._checks.start(request, groups, draft.step_id)
+            groups = self._checks.start(request, groups, draft.step_id)
             draft.checksum_loads.add(request.request_id)
         self._in_flight[request.request_id] = Load(request, groups)
         draft.loads.append(connector.plan_load(request, groups))

@@ -20,6 +20,9 @@ _QK_GAIN = 3.0
 _VALUE_GAIN = 1.5
 _MLP_GAIN = 0.7
 _ROPE_BASE = 10_000.0
+# What scores may take at once on a CPU. Larger arrays come from the system anew each time, page by page: that took more
+# than half of a long prefill.
+_SCORE_BYTES = 2 * 2**20
 
 
 class Model:
@@ -69,6 +72,19 @@ class Model:
         Returns:
             float64 [tokens, heads, head_dim].
         """
+        tokens, heads, _ = q.shape
+        rows = max(1, _SCORE_BYTES // (heads * len(k) * q.element_size())) if q.device.type == "cpu" else tokens
+        tiles = [(first, min(first + rows, tokens)) for first in range(0, tokens, rows)]
+        # Each row by itself, and none looks beyond its own position: how they are cut changes nothing.
+        contexts = [first_position + stop for _, stop in tiles]
+        attended = [
+            self._attend_rows(q[first:stop], k[:context], v[:context], first_position + first)
+            for (first, stop), context in zip(tiles, contexts, strict=True)
+        ]
+        return torch.cat(attended) if len(attended) > 1 else attended[0]
+
+    def _attend_rows(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first_position: int) -> torch.Tensor:
+        """`attend`, with all scores in memory at once."""
         tokens, heads, dim = q.shape
         context, kv_heads, _ = k.shape
         # [kv_heads, group * tokens, dim]: the query heads of one KV head share its K and V.

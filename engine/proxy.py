@@ -17,11 +17,12 @@ from engine.seams import Hold, ParamsPass, Seams
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a client asks for."""
+    """What a client asks for. `kv_checksum` as in a request."""
 
     request_id: str
     token_ids: tuple[int, ...]
     max_tokens: int
+    kv_checksum: bool | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +51,7 @@ class Proxy:
         if prompt.request_id in self._handovers:
             raise RequestError(f"request {prompt.request_id}: the id is in use: wait for its end or take another id")
         params = {"do_remote_decode": True}
-        self.producer.add_request(Request(prompt.request_id, list(prompt.token_ids), 1, params))
+        self.producer.add_request(Request(prompt.request_id, list(prompt.token_ids), 1, params, prompt.kv_checksum))
         self._prompts[prompt.request_id] = prompt
 
     def prefilled(self, output: RequestOutput) -> RequestOutput | None:
@@ -77,7 +78,8 @@ class Proxy:
             return None
         del self._handovers[request_id]
         prompt = handover.prompt
-        request = Request(request_id, list(prompt.token_ids), prompt.max_tokens, dict(outcome.event.params))
+        params = dict(outcome.event.params)
+        request = Request(request_id, list(prompt.token_ids), prompt.max_tokens, params, prompt.kv_checksum)
         try:
             self.consumer.add_request(request)
         except RequestError as error:

@@ -37,12 +37,14 @@ class Request:
     `epoch` is unique in an engine and changes with every restart (preemption, recompute): output of another epoch,
     also of an earlier request with the same id, is dropped on arrival.
     `num_placeholders` counts tokens that scheduled steps will sample and whose output has not arrived.
+    `kv_checksum` is what its client asks of its checksums; None: nothing, the engine decides.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     max_tokens: int
     kv_transfer_params: Mapping[str, Any] | None = None
+    kv_checksum: bool | None = None
     status: Status = Status.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
@@ -77,6 +79,11 @@ class Request:
 
     def param(self, name: str) -> Any:
         return None if self.kv_transfer_params is None else self.kv_transfer_params.get(name)
+
+    @property
+    def switches_checksum_off(self) -> bool:
+        """Its KV is neither summed nor compared, whatever the engine does with others'."""
+        return self.kv_checksum is False
 
     @property
     def wants_remote_prefill(self) -> bool:

@@ -15,9 +15,12 @@ from collections import deque
 from collections.abc import Mapping
 
 from engine.checksum.consumer import ConsumerChecksums
+from engine.checksum.hardened import to_sum
 from engine.checksum.policy import ChecksumPolicy
 from engine.checksum.producer import ProducerChecksums
 from engine.checksum.records import GroupBlocks, WorldShape
+from engine.checksum.times import StageTimes
+from engine.checksum.when import only_filled
 from engine.config import EngineConfig
 from engine.connectors.base import SchedulerConnector, TransferResults
 from engine.errors import RequestError
@@ -46,8 +49,9 @@ class Scheduler:
         self._connector = connector
         self._seams = seams
         self.kv = KVManager(config.engine_id, config.num_blocks, config.block_size, config.prefix_caching, seams)
-        self.sends = ProducerChecksums(world)
-        self.checks = ConsumerChecksums(config.engine_id, world, config.context_limit, seams)
+        self.checksum_times = StageTimes()
+        self.sends = ProducerChecksums(world, self.checksum_times, policy.version)
+        self.checks = ConsumerChecksums(config.engine_id, world, config.context_limit, seams, self.checksum_times)
         self._loads = Loads(self.checks, policy.enabled)
         self._leases = Leases(config.engine_id, connector, self.sends, policy.enabled, self.kv, seams)
         self._requests: dict[str, Request] = {}
@@ -69,6 +73,7 @@ class Scheduler:
             RequestError: it can never run here, or its id is in use; nothing of it is kept.
         """
         check_request(request, self._config.context_limit)
+        self._policy.check_switch(request.kv_checksum)
         request_id = request.request_id
         if request_id in self._requests or request_id in self._loads or request_id in self._leases:
             raise RequestError(f"request {request_id}: the id is in use: wait for its end or take another id")
@@ -194,20 +199,26 @@ class Scheduler:
             )
         )
         request.num_placeholders += sample
+        if self._policy.trigger == "on_write" and request.wants_remote_decode and self._is_summed(request):
+            groups = to_sum({GROUP: self.kv.blocks(request, 0, request.num_prompt_tokens)}, self._policy.version)
+            draft.checksum_writes[request.request_id] = only_filled(groups, first, first + num_tokens)
         if request.wants_remote_decode and first < request.num_prompt_tokens <= request.num_computed_tokens:
             self._prompt_done(request, draft)
+
+    def _is_summed(self, request: Request) -> bool:
+        """Whether this prompt's checksums go to a consumer."""
+        if self._connector is None or not self._policy.enabled or request.switches_checksum_off:
+            return False
+        return self._connector.kv_checksum_carrier(request, receiving=False) is not None
 
     def _prompt_done(self, request: Request, draft: StepDraft) -> None:
         """The step that is being planned finishes a prompt that a consumer will read (PRO-1, PRO-4)."""
         groups = {GROUP: self.kv.blocks(request, 0, request.num_prompt_tokens)}
         draft.kv_final[request.request_id] = groups
-        connector = self._connector
-        if connector is None or not self._policy.enabled:
+        if not self._is_summed(request):
             return
-        if connector.kv_checksum_carrier(request, receiving=False) is None:
-            return
-        self.sends.register(request.request_id, draft.step_id, groups)
-        outcome = self._seams.emit(BlocksToChecksum(self._config.engine_id, request.request_id, groups))
+        summed = self.sends.register(request.request_id, draft.step_id, groups, request.prompt_token_ids)
+        outcome = self._seams.emit(BlocksToChecksum(self._config.engine_id, request.request_id, summed))
         if not outcome.dropped:
             draft.checksum_sends[request.request_id] = outcome.event.groups
 

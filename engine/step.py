@@ -33,7 +33,8 @@ class StepPlan:
     """The scheduler's output of one step.
 
     `kv_final` names, per request whose KV a consumer will read, the blocks that this step completes; of those,
-    `checksum_sends` are to be checksummed (PRO-1). Of the loads that start, `checksum_loads` are to be checksummed
+    `checksum_sends` are to be checksummed (PRO-1). `checksum_writes` names blocks that this step fills and whose sums
+    are kept for later (EXT-8). Of the loads that start, `checksum_loads` are to be checksummed
     when they have finished (CON-1). `ended` names requests that no later step knows.
     """
 
@@ -42,6 +43,7 @@ class StepPlan:
     loads: tuple[LoadSpec, ...] = ()
     kv_final: Mapping[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
     checksum_sends: Mapping[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
+    checksum_writes: Mapping[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
     checksum_loads: frozenset[str] = frozenset()
     ended: tuple[str, ...] = ()
 
@@ -56,6 +58,7 @@ class StepDraft:
     loads: list[LoadSpec] = field(default_factory=list)
     kv_final: dict[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
     checksum_sends: dict[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
+    checksum_writes: dict[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
     checksum_loads: set[str] = field(default_factory=set)
 
     def to_plan(self, ended: list[str]) -> StepPlan:
@@ -66,6 +69,7 @@ class StepDraft:
             loads=tuple(self.loads),
             kv_final=self.kv_final,
             checksum_sends=self.checksum_sends,
+            checksum_writes=self.checksum_writes,
             checksum_loads=frozenset(self.checksum_loads),
             ended=tuple(ended),
         )

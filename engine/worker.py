@@ -35,7 +35,8 @@ class Worker:
             LayerSpec(f"model.layers.{i}.self_attn.attn", "full_attention", config.kv_dtype)
             for i in range(config.model.num_layers)
         ]
-        self._checksums = ChecksumWorker(self.cache, specs, tp_rank=0, pp_rank=0, first_head=0)
+        trigger = config.checksum.kv_checksum_trigger
+        self._checksums = ChecksumWorker(self.cache, specs, tp_rank=0, pp_rank=0, first_head=0, trigger=trigger)
         self.checksum_times = self._checksums.times
         self.connector: WorkerConnector | None = None
         self._last_token: dict[str, int] = {}
@@ -46,11 +47,14 @@ class Worker:
         """Run one step. Nothing in here waits for the device but the sampled tokens."""
         # First of all: this step may hold a new request with the id of one that has ended.
         self._forget(plan.ended)
+        self._checksums.begin_step(plan)
         self._start_loads(plan)
         for request in plan.requests:
             if request.loaded is not None:
                 self._seams.emit(FirstUse(self._engine, request.request_id, request.loaded, self.memory))
         sampled = self._forward(plan.requests) if plan.requests else {}
+        for groups in plan.checksum_writes.values():
+            self._checksums.keep(groups)
         records = self._checksum_prompts(plan)
         transfers = self.connector.poll() if self.connector is not None else TransferResults()
         records += self._finish_loads(transfers)
@@ -91,7 +95,7 @@ class Worker:
             self._seams.emit(LoadFinished(self._engine, request_id, groups, self.memory))
             if request_id in self._checksum_loads:
                 self._checksum_loads.discard(request_id)
-                records.append(self._checksums.checksum(request_id, groups))
+                records.append(self._checksums.checksum(request_id, groups, received=True))
         return records
 
     def _forward(self, requests: tuple[ScheduledRequest, ...]) -> dict[str, int]:

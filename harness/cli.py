@@ -23,12 +23,16 @@ COMMANDS = {
     "list": ("listing", "list_group"),
     "analyze": ("analyze", "analyze"),
     "merge": ("merge", "merge"),
+    "bench": ("bench", "bench"),
     "checksum": ("checksum", "checksum"),
+    "overhead": ("overhead", "overhead"),
+    "overhead-calibrate": ("overhead_calibrate", "overhead_calibrate"),
     "payload": ("payload", "payload"),
     "schema": ("schema", "schema"),
     "selftest": ("selftest", "selftest"),
     "serve": ("serve", "serve"),
     "soak": ("soak", "soak"),
+    "strength": ("strength", "strength"),
 }
 
 

@@ -83,18 +83,29 @@ def create(
     Raises:
         InputError: the folder cannot be made.
     """
+    run_dir = make_folder(runs_dir, options.name, now, (CELLS_DIR,))
+    manifest = {"options": options.to_plain(), "plan": list(plan), "shard": shard, **circumstances(command, now)}
+    write_atomically(run_dir / MANIFEST_FILE, json.dumps(manifest, indent=2) + "\n")
+    return run_dir
+
+
+def make_folder(runs_dir: Path, name: str, now: datetime, inside: Sequence[str] = ()) -> Path:
+    """Make the folder of a new run of this name, called after the time, and these empty ones in it.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
     stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H%M%SZ")
     try:
         # `latest` is the link to the newest run: a folder of that name would be made inside of another run.
-        parent = runs_dir / (options.name if options.name != LATEST else f"{LATEST}-")
+        parent = runs_dir / (name if name != LATEST else f"{LATEST}-")
         parent.mkdir(parents=True, exist_ok=True)
         run_dir = _fresh(parent, stamp)
-        (run_dir / CELLS_DIR).mkdir()
+        for folder in inside:
+            (run_dir / folder).mkdir()
+        return run_dir
     except OSError as error:
         raise InputError(f"{runs_dir}: cannot keep runs here ({error.strerror}): choose another --runs-dir") from None
-    manifest = {"options": options.to_plain(), "plan": list(plan), "shard": shard, **_circumstances(command, now)}
-    write_atomically(run_dir / MANIFEST_FILE, json.dumps(manifest, indent=2) + "\n")
-    return run_dir
 
 
 def point_latest(runs_dir: Path, run_dir: Path) -> None:
@@ -148,7 +159,8 @@ def _fresh(parent: Path, stamp: str) -> Path:
     raise InputError(f"{parent}: a thousand runs began in this second: try again")
 
 
-def _circumstances(command: Sequence[str], now: datetime) -> dict[str, Any]:
+def circumstances(command: Sequence[str], now: datetime) -> dict[str, Any]:
+    """What a manifest says of how a run was made: when, by which command, with which versions, on what."""
     return {
         "schema_version": 1,
         "created": now.astimezone(UTC).isoformat(timespec="seconds"),

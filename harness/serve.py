@@ -30,6 +30,7 @@ from engine.server.metrics import EngineMetrics
 from engine.server.proxy_app import ProxyServer
 from engine.server.running import DRAIN_S, bind, run
 from harness.control import TOKEN_VARIABLE, Address, ControlChannel, control_token
+from harness.overhead.planted_delay import PlantedDelay
 from harness.remote.engine_side import RemoteSeams
 
 __all__ = ["PROXY", "TOKEN_VARIABLE", "ServeOptions", "control_token", "serve_engine", "serve_proxy"]
@@ -43,7 +44,10 @@ _EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where a server listens, and what its engine reads from: engine ids and the addresses of their servers."""
+    """Where a server listens, and what its engine reads from: engine ids and the addresses of their servers.
+
+    `planted` slows a producer down on purpose; only a study may ask for it.
+    """
 
     host: str
     port: int
@@ -51,6 +55,7 @@ class ServeOptions:
     peers: Mapping[str, str] = field(default_factory=dict)
     patience: NixlPatience = field(default_factory=NixlPatience)
     drain_s: float = DRAIN_S
+    planted: PlantedDelay | None = None
 
 
 class EngineHost:
@@ -61,9 +66,11 @@ class EngineHost:
         self._fetch_peer = peer_fetcher(options.peers)
         self._agent = NixlAgent(config.engine_id)
         self.seams = RemoteSeams(config.engine_id)
+        if options.planted is not None:
+            options.planted.attach(self.seams)
         self.engine, self._leases, self._worker = self._build(config)
         self.describe = self._worker.describe()
-        self.metrics = EngineMetrics(lambda: self.engine, fault_control=options.control is not None)
+        self.metrics = EngineMetrics(lambda: self.engine, fault_control=_may_be_harmed(options))
         self.loop = EngineLoop(self.engine, self.seams.poll, self.metrics.finished, self._patience.read_s)
         self._offer_commands()
 
@@ -105,6 +112,11 @@ class EngineHost:
             if time.monotonic() > deadline:
                 raise StartupError(f"{self._worker.num_moving} reads do not end: their producer has to go on, or to go")
             time.sleep(_POLL_S)
+
+
+def _may_be_harmed(options: ServeOptions) -> bool:
+    """Whether this engine serves nobody but a harness."""
+    return options.control is not None or options.planted is not None
 
 
 def serve_engine(config: EngineConfig, options: ServeOptions) -> NoReturn:

@@ -27,8 +27,8 @@ from faults.base import digest
 from harness.guard import GuardedSeams
 from harness.oracles.tokens import oracle_tokens
 from harness.seeds import derive
-from harness.targets.local_pair import LocalPair
-from harness.targets.pair import Pair
+from harness.targets.pairs.local import LocalPair
+from harness.targets.pairs.pair import Pair
 from harness.targets.workload import CONSUMER, LEASE_TICKS, PRODUCER, PROXY
 from scenarios.words import Policy
 

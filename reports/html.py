@@ -8,17 +8,14 @@ complete without the script, which only filters and copies.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from reports.matrix import Row, by_fault, policies_of, rows_of
+from reports.page import environment, inlined
 from reports.results import CellResult, RunResult
 from reports.summary import (
     RESULT_MARKS,
@@ -35,9 +32,6 @@ from reports.text import counted, visible
 from reports.untested import untested, untested_line
 from reports.views import NO_FAULT, Section, cell_view, slug
 from scenarios.words import Result, Role
-
-# By file, not by package name: a folder called reports beside somebody's script must not get in the way.
-_TEMPLATES = Path(__file__).parent / "templates"
 
 # Seeds that a place of the matrix links to; all of them are below it.
 MAX_LINKS = 6
@@ -77,27 +71,9 @@ def report_html(run: RunResult) -> str:
             anchors=anchors,
             numbers=_numbers(anchors),
             choices=_choices(run),
-            **_inlined(),
+            **inlined(STYLES, SCRIPT),
         )
     )
-
-
-def _inlined() -> dict[str, Any]:
-    """Style and script as they stand in the page, and the digests by which its policy knows them."""
-    texts = {
-        "style": "".join(_template_text(name) for name in STYLES),
-        "script": _template_text(SCRIPT),
-    }
-    found: dict[str, Any] = {name: Markup(text) for name, text in texts.items()}
-    return found | {f"{name}_digest": _csp_digest(text) for name, text in texts.items()}
-
-
-def _template_text(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8")
-
-
-def _csp_digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 
 def _choices(run: RunResult) -> list[tuple[str, str, list[tuple[str, str]]]]:
@@ -119,15 +95,8 @@ def _statement(line: str) -> tuple[str, str, str]:
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
-    environment.globals.update(
+    found = environment()
+    found.globals.update(
         MARKS=RESULT_MARKS,
         WORDS=RESULT_WORDS,
         MAX_LINKS=MAX_LINKS,
@@ -139,13 +108,8 @@ def _environment() -> Environment:
         id=id,
         slug=slug,
     )
-    environment.filters["unbroken"] = _unbroken
-    return environment
-
-
-def _shown(value: object) -> object:
-    """What every expression of a template goes through on its way to the page, before it is escaped."""
-    return visible(str(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
+    found.filters["unbroken"] = _unbroken
+    return found
 
 
 def _unbroken(text: str) -> Markup:

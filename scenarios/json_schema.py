@@ -96,7 +96,7 @@ FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
         "prefix_caching": {"description": "Whether blocks of an equal prefix are used again."},
         "max_model_len": {"description": "Tokens of the longest request. Default: what the pool holds."},
     },
-    Checksum: {"version": {"const": 1, "description": "The version of the definition (docs/spec.md, DEF)."}},
+    Checksum: {"version": {"enum": [1, 2], "description": "The definition's version: 1 (docs/spec.md, DEF), 2 (HRD)."}},
     Workload: {
         "requests": {"description": "How many requests; each is one load."},
         "prompt_tokens": {

@@ -26,11 +26,11 @@ Reason = UnverifiedReason | NotCheckedReason
 
 
 class Checksum(BaseModel):
-    """Which checksum definition the engines use."""
+    """Which checksum definition the engines use: 1, or 2 (hardened)."""
 
     model_config = STRICT
 
-    version: Annotated[int, one_of(1)] = 1
+    version: Annotated[int, one_of(1, 2)] = 1
 
 
 class Workload(BaseModel):

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.checksum.hardened import as_summed, to_sum, unbound
 from engine.checksum.payload import Payload, PayloadInvalid, PayloadLimits, decode
 from engine.checksum.records import GroupBlocks, WorkerRecord, WorldShape, merge_records
+from engine.checksum.times import Stage, StageTimes
 from engine.checksum.verdict import (
     NotCheckedReason,
     UnverifiedReason,
@@ -34,23 +36,36 @@ class _PendingLoad:
 
 
 class ConsumerChecksums:
-    """The loads of one consumer that will be judged, by request id. `counts` counts requests (VER-4)."""
+    """The loads of one consumer that will be judged, by request id.
 
-    def __init__(self, engine: str, world: WorldShape, max_model_len: int, seams: Seams) -> None:
+    `counts` counts requests (VER-4). `times` is what they cost the scheduler.
+    """
+
+    def __init__(
+        self, engine: str, world: WorldShape, max_model_len: int, seams: Seams, times: StageTimes | None = None
+    ) -> None:
         self._engine = engine
         self._world = world
         self._max_model_len = max_model_len
         self._seams = seams
+        self.times = times or StageTimes()
         self._pending: dict[str, _PendingLoad] = {}
         self.counts: Counter[tuple[VerdictStatus, str | None]] = Counter()
 
-    def start(self, request: Request, groups: Mapping[int, GroupBlocks], step_id: int) -> None:
-        """A load starts with this step: decode what P sent, before anything is transferred (CON-1)."""
+    def start(self, request: Request, groups: Mapping[int, GroupBlocks], step_id: int) -> Mapping[int, GroupBlocks]:
+        """A load starts with this step: decode what P sent, before anything is transferred (CON-1).
+
+        Returns the groups as workers are to sum them, which depends on the version that P sent.
+        """
         block_sizes = [blocks.block_size for blocks in groups.values()]
         limits = PayloadLimits.for_engine(self._max_model_len, block_sizes).for_request(request.num_prompt_tokens)
-        payload = self._decode(request, limits)
+        with self.times.measure(Stage.DECODE):
+            payload = self._decode(request, limits)
         decoded = self._seams.emit(PayloadDecoded(self._engine, request.request_id, payload)).event
+        if isinstance(decoded.payload, Payload):
+            groups = to_sum(groups, decoded.payload.version, decoded.payload.num_tokens)
         self._pending[request.request_id] = _PendingLoad(step_id, decoded.payload, groups)
+        return groups
 
     def add(self, step_id: int, request_id: str, records: list[WorkerRecord]) -> None:
         """Workers' records of a load, kept until it is judged (CON-3); those of steps before it are of another's."""
@@ -63,8 +78,10 @@ class ConsumerChecksums:
         pending = self._pending.pop(request_id, None)
         if pending is None:
             return self._count(request_id, not_checked(NotCheckedReason.NO_CARRIER))
-        merge = merge_records(pending.groups, pending.records, self._world)
-        return self._count(request_id, judge_load(pending.payload, pending.groups, merge))
+        with self.times.measure(Stage.COMPARE):
+            merge = as_summed(merge_records(pending.groups, pending.records, self._world))
+            verdict = judge_load(pending.payload, pending.groups, merge)
+        return self._count(request_id, verdict)
 
     def drop(self, request_id: str) -> None:
         """The load failed or its request ended: it is not compared (CON-2, CON-4)."""
@@ -78,8 +95,9 @@ class ConsumerChecksums:
         text = request.param(CHECKSUMS_PARAM)
         if text is None:
             return UnverifiedReason.NO_CHECKSUMS
+        self.times.payload_bytes_received += len(text) if isinstance(text, str) else 0
         try:
-            return decode(text, limits)
+            return unbound(decode(text, limits), request.prompt_token_ids)
         except PayloadInvalid as error:
             logger.debug("request %s: %s", request.request_id, error)
             return UnverifiedReason.INVALID

@@ -3,6 +3,9 @@
 The text reaches D through proxies and a request's parameters: anything may arrive. `decode` is total: it returns what
 P can have sent or raises `PayloadInvalid`, in memory bounded by the limits, which are checked before anything is
 decoded. One payload has one text: what does not encode back to itself is refused.
+
+Version 2 (hardened) ends with a check of its own: the first 8 bytes of SHA-256 of the msgpack of the fields before it
+(GAP-9). Its values are bound to the prompt, which `engine/checksum/hardened.py` does and undoes.
 """
 
 from __future__ import annotations
@@ -22,8 +25,11 @@ import numpy.typing as npt
 from engine.errors import InputError
 
 VERSION = 1
+HARDENED = 2
+CHECK_BYTES = 8
 
 _MAX_INTEGER = 2**64 - 1
+_FIELDS = ("version", "tp_size", "num_tokens", "groups")
 _GROUP_FIELDS = ("group_id", "fingerprint", "block_size", "start", "values")
 _INTEGER_BYTES = 9
 _BIN_HEADER_BYTES = 5
@@ -71,11 +77,15 @@ class PayloadGroup:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What P sends of one request: groups in ascending id; tp_size is informational."""
+    """What P sends of one request: groups in ascending id; tp_size is informational.
+
+    `version` is that of the values: 1, or 2 (hardened).
+    """
 
     tp_size: int
     num_tokens: int
     groups: tuple[PayloadGroup, ...]
+    version: int = VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +121,16 @@ class PayloadLimits:
 
 
 def encode(payload: Payload) -> str:
-    """Write a payload as text (WIR-1).
+    """Write a payload as text (WIR-1), in its version.
 
     Raises:
         PayloadInvalid: a field that `decode` would refuse whatever its limits.
     """
-    fields = [VERSION, payload.tp_size, payload.num_tokens, [_group_fields(group) for group in payload.groups]]
+    groups = [_group_fields(group) for group in payload.groups]
+    fields: list[object] = [payload.version, payload.tp_size, payload.num_tokens, groups]
     _read_payload(fields, max_groups=len(payload.groups), max_num_tokens=_MAX_INTEGER)
+    if payload.version == HARDENED:
+        fields.append(_check(fields))
     return base64.b64encode(msgpack.packb(fields)).decode("ascii")
 
 
@@ -132,9 +145,12 @@ def decode(text: object, limits: PayloadLimits) -> Payload:
         PayloadInvalid: and nothing else.
     """
     raw = _from_base64(text, limits.max_base64)
-    fields = _from_msgpack(raw, limits.max_groups)
+    fields, check = _split(_from_msgpack(raw, limits.max_groups))
     payload = _read_payload(fields, limits.max_groups, limits.max_num_tokens)
-    if msgpack.packb(fields) != raw:
+    # Only now: what was not read yet may be nested deeper than msgpack can write.
+    if check and check != [_check(fields)]:
+        raise PayloadInvalid("payload: its check is not that of its fields: it was altered on the way")
+    if msgpack.packb(fields + check) != raw:
         raise PayloadInvalid("payload: its msgpack is not the shortest form of its fields")
     return payload
 
@@ -191,14 +207,22 @@ def _from_msgpack(raw: bytes, max_groups: int) -> object:
     return fields
 
 
-def _read_payload(fields: object, max_groups: int, max_num_tokens: int) -> Payload:
+def _split(fields: object) -> tuple[list[object], list[object]]:
+    """The four fields that both versions have, and version 2's check: none or one.
+
+    Raises:
+        PayloadInvalid: another number of fields than its version has.
+    """
     if type(fields) is not list or not fields:
         raise PayloadInvalid(f"payload: it holds a {type(fields).__name__}, not an array of fields")
-    version = _integer(fields[0], "version", 0)
-    if version != VERSION:
-        raise PayloadInvalid(f"payload: version is {version}, this engine reads {VERSION}")
-    if len(fields) != 4:
-        raise PayloadInvalid(f"payload: {len(fields)} fields, not version, tp_size, num_tokens and groups")
+    names = (*_FIELDS, "check") if _version(fields[0]) == HARDENED else _FIELDS
+    if len(fields) != len(names):
+        raise PayloadInvalid(f"payload: {len(fields)} fields, not {', '.join(names)}")
+    return fields[: len(_FIELDS)], fields[len(_FIELDS) :]
+
+
+def _read_payload(fields: list[object], max_groups: int, max_num_tokens: int) -> Payload:
+    version = _version(fields[0])
     tp_size = _integer(fields[1], "tp_size", 1)
     num_tokens = _integer(fields[2], "num_tokens", 1, max_num_tokens)
     if type(fields[3]) is not list or len(fields[3]) > max_groups:
@@ -207,7 +231,20 @@ def _read_payload(fields: object, max_groups: int, max_num_tokens: int) -> Paylo
     for before, after in itertools.pairwise(groups):
         if after.group_id <= before.group_id:
             raise PayloadInvalid(f"payload: group {after.group_id} comes after group {before.group_id}: not ascending")
-    return Payload(tp_size, num_tokens, groups)
+    return Payload(tp_size, num_tokens, groups, version)
+
+
+def _version(value: object) -> int:
+    version = _integer(value, "version", 0)
+    if version not in (VERSION, HARDENED):
+        raise PayloadInvalid(f"payload: version is {version}, this engine reads {VERSION} and {HARDENED}")
+    return version
+
+
+def _check(fields: list[object]) -> bytes:
+    """The check of version 2's first four fields (GAP-9)."""
+    packed: bytes = msgpack.packb(fields)
+    return hashlib.sha256(packed).digest()[:CHECK_BYTES]
 
 
 def _read_group(fields: object, where: str) -> PayloadGroup:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.checksum.payload import Payload, PayloadGroup, encode
+from engine.checksum.hardened import bound, prompt_binding, to_sum
+from engine.checksum.payload import HARDENED, VERSION, Payload, PayloadGroup, encode
 from engine.checksum.records import GroupBlocks, WorkerRecord, WorldShape, merge_records
+from engine.checksum.times import Stage, StageTimes
 
 logger = logging.getLogger(__name__)
 
@@ -16,19 +18,36 @@ logger = logging.getLogger(__name__)
 class _PendingSend:
     step_id: int
     groups: Mapping[int, GroupBlocks]
+    prompt_token_ids: Sequence[int]
     records: list[WorkerRecord] = field(default_factory=list)
 
 
 class ProducerChecksums:
-    """The sends of one producer that are being summed, by request id."""
+    """The sends of one producer that are being summed, by request id. `times` is what they cost the scheduler.
 
-    def __init__(self, world: WorldShape) -> None:
+    `version` is the one that it sends.
+    """
+
+    def __init__(self, world: WorldShape, times: StageTimes | None = None, version: int = VERSION) -> None:
         self._world = world
+        self._version = version
+        self.times = times or StageTimes()
         self._pending: dict[str, _PendingSend] = {}
 
-    def register(self, request_id: str, step_id: int, groups: Mapping[int, GroupBlocks]) -> None:
-        """The step finishes this request's prompt. A later prefill of the request replaces an earlier (PRO-8)."""
-        self._pending[request_id] = _PendingSend(step_id, groups)
+    def register(
+        self,
+        request_id: str,
+        step_id: int,
+        groups: Mapping[int, GroupBlocks],
+        prompt_token_ids: Sequence[int] = (),
+    ) -> Mapping[int, GroupBlocks]:
+        """The step finishes this request's prompt. A later prefill of the request replaces an earlier (PRO-8).
+
+        Returns the groups as workers are to sum them.
+        """
+        groups = to_sum(groups, self._version)
+        self._pending[request_id] = _PendingSend(step_id, groups, prompt_token_ids)
+        return groups
 
     def add(self, step_id: int, request_id: str, records: list[WorkerRecord]) -> None:
         """Records of a step's output; those of a replaced prefill are dropped."""
@@ -42,6 +61,12 @@ class ProducerChecksums:
         if pending is None:
             logger.warning("request %s: no checksums are sent, its prefill was never summed", request_id)
             return None
+        with self.times.measure(Stage.ENCODE):
+            text = self._encode(request_id, pending)
+        self.times.payload_bytes_sent += len(text or "")
+        return text
+
+    def _encode(self, request_id: str, pending: _PendingSend) -> str | None:
         merge = merge_records(pending.groups, pending.records, self._world)
         if merge.missing or merge.other_blocks:
             what = "some worker did not report" if merge.missing else "a worker checksummed other blocks"
@@ -52,7 +77,10 @@ class ProducerChecksums:
             for g, m in sorted(merge.groups.items())
         )
         num_tokens = max((blocks.num_tokens for blocks in pending.groups.values()), default=0)
-        return encode(Payload(self._world.tp_size, num_tokens, groups))
+        payload = Payload(self._world.tp_size, num_tokens, groups, self._version)
+        if self._version == HARDENED:
+            payload = bound(payload, prompt_binding(pending.prompt_token_ids))
+        return encode(payload)
 
     def drop(self, request_id: str) -> None:
         """The request ended otherwise: nothing is sent (PRO-6)."""

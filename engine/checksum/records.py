@@ -16,7 +16,8 @@ class GroupBlocks:
     """Consecutive blocks of one request in one KV cache group, from block position `start` on.
 
     `num_tokens` counts the tokens of the request that are covered, from its first token: the last block
-    holds `num_tokens - position * block_size` of them (DEF-8).
+    holds `num_tokens - position * block_size` of them (DEF-8). `version` is how they are summed, `sum_tokens` how many
+    tokens are, if not all (`engine/checksum/hardened.py`).
     """
 
     group_id: int
@@ -24,6 +25,17 @@ class GroupBlocks:
     start: int
     block_ids: tuple[int, ...]
     num_tokens: int
+    version: int = 1
+    sum_tokens: int | None = None
+
+    @property
+    def tokens_to_sum(self) -> int:
+        return self.num_tokens if self.sum_tokens is None else self.sum_tokens
+
+    @property
+    def num_tokens_to_sum(self) -> int:
+        """How many tokens in these blocks are summed: `tokens_to_sum` counts from the request's first."""
+        return max(0, self.tokens_to_sum - self.start * self.block_size)
 
     @property
     def positions(self) -> range:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,7 +13,12 @@ from engine.cache import PagedKVCache
 from engine.checksum.host_copy import CudaHostCopy, HostCopy, Ready
 from engine.checksum.payload import fingerprint, layer_number
 from engine.checksum.records import GroupBlocks, GroupSums, WorkerRecord
-from kernels.torch_path import LayerCache, as_uint64, block_checksums
+from engine.checksum.when import KeptSums, Trigger, written_blocks
+from kernels.paths import block_checksums, prepare
+from kernels.torch_path import LayerCache, as_uint64
+
+if TYPE_CHECKING:
+    from engine.step import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +36,13 @@ class ChecksumTimes:
 
     Where sums run on the host, `start_s` is all of it. Where they run on a device, `start_s` is the time to launch
     them, and `wait_s` how long the finaliser then waited for what the step had not hidden; the device's own time is
-    in neither.
+    in neither. `tokens_read` counts tokens whose KV was read in order to sum it, `tokens_kept` those whose block's sum
+    was still known (EXT-8).
     """
 
     records: int = 0
+    tokens_read: int = 0
+    tokens_kept: int = 0
     start_s: float = 0.0
     wait_s: float = 0.0
 
@@ -66,6 +75,7 @@ class ChecksumWorker:
     """Sums blocks of one worker's caches. One full-attention group holds all layers.
 
     On a device whose results arrive later, `host_copy` brings them to the host; for CUDA it is there by default.
+    With another `trigger` than `prompt_end`, the sums of prompts' full blocks are kept (EXT-8).
     """
 
     def __init__(
@@ -76,6 +86,7 @@ class ChecksumWorker:
         pp_rank: int,
         first_head: int,
         host_copy: HostCopy | None = None,
+        trigger: Trigger = "prompt_end",
     ) -> None:
         self._tp_rank = tp_rank
         self._pp_rank = pp_rank
@@ -87,12 +98,32 @@ class ChecksumWorker:
                 raise ValueError(f"layer name {spec.name!r} holds no single layer number")
             self._layers.append(LayerCache(number, first_head, (tensor[:, 0], tensor[:, 1])))
         self.times = ChecksumTimes()
+        self._block_size = cache.block_size
+        self._kept = None if trigger == "prompt_end" else KeptSums(cache.num_blocks, cache.layers[0].device)
+        prepare(cache.layers[0].device)
         self._host_copy = CudaHostCopy() if host_copy is None and cache.layers[0].is_cuda else host_copy
 
-    def checksum(self, request_id: str, groups: Mapping[int, GroupBlocks]) -> PendingRecord:
-        """Start summing these blocks as they are now; returns without waiting for the device."""
+    def begin_step(self, plan: StepPlan) -> None:
+        """Before a step writes anything: no sum of what its blocks held may be used any more."""
+        if self._kept is not None:
+            began = time.perf_counter()
+            self._kept.forget(written_blocks(plan, self._block_size))
+            self.times.start_s += time.perf_counter() - began
+
+    def keep(self, groups: Mapping[int, GroupBlocks]) -> None:
+        """Sum full blocks ahead of their prompt's end, as soon as they are written."""
         began = time.perf_counter()
-        values = {group_id: self._sums(blocks) for group_id, blocks in groups.items()}
+        for blocks in groups.values():
+            self._sums(blocks, received=False)
+        self.times.start_s += time.perf_counter() - began
+
+    def checksum(self, request_id: str, groups: Mapping[int, GroupBlocks], received: bool = False) -> PendingRecord:
+        """Start summing these blocks as they are now; returns without waiting for the device.
+
+        `received` says that they hold a load, not a prompt that was computed here: of that, nothing can be known yet.
+        """
+        began = time.perf_counter()
+        values = {group_id: self._sums(blocks, received) for group_id, blocks in groups.items()}
         ready = None
         if self._host_copy is not None:
             values, ready = self._host_copy.start(values)
@@ -101,11 +132,19 @@ class ChecksumWorker:
         self.times.start_s += time.perf_counter() - began
         return PendingRecord(request_id, self._tp_rank, self._pp_rank, pending, ready, self.times)
 
-    def _sums(self, blocks: GroupBlocks) -> torch.Tensor:
+    def _sums(self, blocks: GroupBlocks, received: bool) -> torch.Tensor:
+        before = self.times.tokens_read
+        sums = self._read(blocks) if self._kept is None or received else self._kept.sums(blocks, self._read)
+        self.times.tokens_kept += blocks.num_tokens_to_sum - (self.times.tokens_read - before)
+        return sums
+
+    def _read(self, blocks: GroupBlocks) -> torch.Tensor:
+        self.times.tokens_read += blocks.num_tokens_to_sum
         return block_checksums(
             self._layers,
             blocks.block_ids,
             block_size=blocks.block_size,
             start=blocks.start,
-            num_tokens=blocks.num_tokens,
+            num_tokens=blocks.tokens_to_sum,
+            version=blocks.version,
         )

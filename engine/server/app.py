@@ -64,7 +64,9 @@ class EngineServer:
     async def _completions(self, http: HTTPRequest) -> Response:
         try:
             asked = parse_completion(load_json(await read_body(http)))
-            request = Request(request_id_of(http), asked.token_ids, asked.max_tokens, asked.kv_transfer_params)
+            request = Request(
+                request_id_of(http), asked.token_ids, asked.max_tokens, asked.kv_transfer_params, asked.kv_checksum
+            )
             return await self._serve(http, asked, request)
         except (ClientGoneError, ClientDisconnect):
             return nobody()

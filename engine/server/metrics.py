@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from engine.checksum.times import Stage
 from engine.checksum.verdict import NotCheckedReason, UnverifiedReason, VerdictStatus
 from engine.core import EngineCore
 from engine.request import RequestOutput
@@ -93,27 +94,37 @@ class EngineMetrics:
 
 
 class _ChecksumTimes(Collector):
-    """What `engine.checksum.worker.ChecksumTimes` says of all workers."""
+    """What the engine's workers and its scheduler say that checksums cost them."""
 
     def __init__(self, engine: Callable[[], EngineCore]) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        times = self._engine().checksum_times
-        for name, what, value in (
-            ("records", "Times that a worker summed the blocks of a request.", sum(t.records for t in times)),
-            (
-                "start_seconds",
-                "Time of the engine's thread to start sums: all of it on a CPU, only their launch on a device.",
-                sum(t.start_s for t in times),
-            ),
-            (
-                "wait_seconds",
-                "Time that the finaliser waited for sums and took them in.",
-                sum(t.wait_s for t in times),
-            ),
-        ):
-            yield CounterMetricFamily(f"kvchaos_checksum_{name}", what, value=value)
+        workers, scheduler = self._engine().checksum_times, self._engine().scheduler.checksum_times
+        yield CounterMetricFamily(
+            "kvchaos_checksum_records",
+            "Times that a worker summed the blocks of a request.",
+            value=sum(t.records for t in workers),
+        )
+        seconds = CounterMetricFamily(
+            "kvchaos_checksum_seconds", "Time of the engine's thread for checksums, by stage.", labels=["stage"]
+        )
+        summed = {Stage.SUM: sum(t.start_s for t in workers), Stage.COPY: sum(t.wait_s for t in workers)}
+        for stage, value in (summed | scheduler.seconds).items():
+            seconds.add_metric([stage], value)
+        yield seconds
+        tokens = CounterMetricFamily(
+            "kvchaos_checksum_tokens", "Tokens that were summed, by where their sum came from.", labels=["source"]
+        )
+        tokens.add_metric(["read"], sum(t.tokens_read for t in workers))
+        tokens.add_metric(["kept"], sum(t.tokens_kept for t in workers))
+        yield tokens
+        payload = CounterMetricFamily(
+            "kvchaos_checksum_payload_bytes", "Text of checksums sent and received.", labels=["direction"]
+        )
+        payload.add_metric(["sent"], scheduler.payload_bytes_sent)
+        payload.add_metric(["received"], scheduler.payload_bytes_received)
+        yield payload
 
 
 def _leases(engine: EngineCore) -> int:

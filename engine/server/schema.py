@@ -50,6 +50,8 @@ class CompletionRequest(BaseModel):
     n: Annotated[int, Field(ge=1, le=1, strict=True)] = 1
     stream: Annotated[bool, Field(strict=True)] = False
     kv_transfer_params: dict[str, Any] | None = None
+    # Ours: what the request asks of its KV checksums; None: nothing, the engine decides.
+    kv_checksum: Annotated[bool, Field(strict=True)] | None = None
 
 
 def load_json(raw: bytes) -> dict[str, Any]:

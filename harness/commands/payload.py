@@ -7,11 +7,12 @@ import sys
 
 import click
 
-from engine.checksum.payload import VERSION, Payload, PayloadLimits, decode
+from engine.checksum.payload import HARDENED, Payload, PayloadLimits, decode
 from harness.commands.output import printing
 
 # Room for a hybrid model: what 16 groups of this block size need (twice that is accepted, as by an engine).
 _BLOCK_SIZES = (16,) * 16
+_BOUND = " (values are bound to the prompt)"
 
 
 @click.group()
@@ -58,11 +59,15 @@ def _as_dict(decoded: Payload) -> dict[str, object]:
         }
         for group in decoded.groups
     ]
-    return {"version": VERSION, "tp_size": decoded.tp_size, "num_tokens": decoded.num_tokens, "groups": groups}
+    return {"version": decoded.version, "tp_size": decoded.tp_size, "num_tokens": decoded.num_tokens, "groups": groups}
 
 
 def _as_text(decoded: Payload) -> str:
-    lines = [f"version {VERSION}", f"tp_size {decoded.tp_size}", f"num_tokens {decoded.num_tokens}"]
+    lines = [
+        f"version {decoded.version}{_BOUND if decoded.version == HARDENED else ''}",
+        f"tp_size {decoded.tp_size}",
+        f"num_tokens {decoded.num_tokens}",
+    ]
     for group in decoded.groups:
         lines.append(
             f"group {group.group_id}: fingerprint 0x{group.fingerprint:016x}, block_size {group.block_size}, "

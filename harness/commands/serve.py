@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
 
+from engine.checksum.when import TRIGGERS
 from engine.config import PRESETS, EngineConfig, preset
 from engine.errors import InputError
+
+if TYPE_CHECKING:
+    from engine.checksum.policy import ChecksumSettings
+    from harness.overhead.planted_delay import PlantedDelay
 
 _DEFAULT_LEASE_MS = 30_000
 
@@ -42,6 +47,21 @@ def _is_url(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def _planted(role: str, text: str | None, control: object, checksum: ChecksumSettings) -> PlantedDelay | None:
+    """Only on a producer that already says that it is one of a study: nobody gets it by a slip."""
+    if text is None:
+        return None
+    from harness.overhead.planted_delay import parse_delay
+
+    planted = parse_delay(text)
+    if role != "producer" or not checksum.allow_checksum_switch or control is not None:
+        raise InputError(
+            "--plant-delay: only on a producer of a study: with --role producer and --allow-checksum-switch, "
+            "without --control"
+        )
+    return planted
 
 
 host_option = click.option(
@@ -93,6 +113,30 @@ def serve() -> None:
 @click.option("--lease-ms", type=click.IntRange(1), default=_DEFAULT_LEASE_MS, show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--kv-checksum-mode", type=click.Choice(["off", "log", "enforce"]), default="log", show_default=True)
+@click.option(
+    "--kv-checksum-version",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="What a producer sends: 1, or 2 (hardened). A consumer reads both.",
+)
+@click.option(
+    "--kv-checksum-trigger",
+    type=click.Choice(TRIGGERS),
+    default="prompt_end",
+    show_default=True,
+    help="When a producer sums: docs/overhead.md says which is for what.",
+)
+@click.option(
+    "--allow-checksum-switch",
+    is_flag=True,
+    help="A request may say kv_checksum: false, and is then neither summed nor compared. For studies.",
+)
+@click.option(
+    "--plant-delay",
+    metavar="50ms|5%",
+    help="Delay the first token of requests that are summed, by so much or by so much of their time. For studies.",
+)
 @click.option("--kv-load-failure-policy", type=click.Choice(["fail", "recompute"]), default="fail", show_default=True)
 @click.option(
     "--load-timeout-ms", type=click.IntRange(1), default=120_000, show_default=True, help="Then the request fails."
@@ -119,10 +163,14 @@ def engine(role: str, engine_id: str | None, host: str, port: int, peers: tuple[
     checksum = ChecksumSettings(
         kv_checksum_mode=options.pop("kv_checksum_mode"),
         kv_load_failure_policy=options.pop("kv_load_failure_policy"),
+        allow_checksum_switch=options.pop("allow_checksum_switch"),
+        kv_checksum_version=options.pop("kv_checksum_version"),
+        kv_checksum_trigger=options.pop("kv_checksum_trigger"),
     )
+    planted = _planted(role, options.pop("plant_delay"), control, checksum)
     model, lease = preset(options.pop("model")), options.pop("lease_ms")
     config = EngineConfig(engine_id or role, model, checksum=checksum, lease_ticks=lease, **options)
-    serve_engine(config, ServeOptions(host, port, control, _peers(peers), patience, drain_s))
+    serve_engine(config, ServeOptions(host, port, control, _peers(peers), patience, drain_s, planted))
 
 
 @serve.command()

@@ -18,7 +18,7 @@ from harness.mutants.base import Function, Mutant
 from harness.mutants.checks import sums_are_those_of_the_definition
 from kernels.torch_path import LayerCache
 
-BLOCK_CHECKSUMS = "kernels.torch_path.block_checksums"
+BLOCK_CHECKSUMS = "kernels.paths.block_checksums"
 Sums = Callable[..., torch.Tensor]
 Layers = Sequence[LayerCache]
 

@@ -1,9 +1,9 @@
 """The bytes oracle: digests of P's KV when it is final and when it is summed, of D's when a load has finished and
 when it is first read.
 
-Per position it keeps a digest per (layer, head), and the checksum that `kernels/definition.py` gives for those
-bytes, from which the known gaps are predicted. Positions count grid blocks of `grid` tokens, the smaller of the two
-sides' block sizes, so that both sides can be compared.
+Per position it keeps a digest per (layer, head), and the checksum of those bytes by the cell's version of the
+definition, from which the known gaps are predicted. Positions count grid blocks of `grid` tokens, the smaller of the
+two sides' block sizes, so that both sides can be compared.
 
 D computes the last prompt token again before it reads it, so what it reads of a load is one token less:
 `first_use` leaves that token out, and `to_be_read` is P's KV at KV final without it.
@@ -21,7 +21,7 @@ from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
 from engine.seams import Checksummed, FirstUse, KVFinal, LoadFinished, Seams, Stage
 from harness.history import History
-from kernels.definition import block_checksums
+from kernels import definition, definition_v2
 
 KV_FINAL, CHECKSUMMED, LOAD_FINISHED, FIRST_USE = "kv_final", "checksummed", "load_finished", "first_use"
 TO_BE_READ = "to_be_read"
@@ -31,9 +31,10 @@ EVENT = "oracle.kv"
 class BytesOracle:
     """Writes what it sees into the history; the judge compares."""
 
-    def __init__(self, history: History, grid: int) -> None:
+    def __init__(self, history: History, grid: int, version: int = 1) -> None:
         self._history = history
         self._grid = grid
+        self._block_checksums = {1: definition, 2: definition_v2}[version].block_checksums
 
     def attach(self, seams: Seams) -> None:
         """Before any fault at P's KV final; after every fault everywhere else."""
@@ -78,7 +79,7 @@ class BytesOracle:
         if not tokens:
             return []
         whole_blocks = np.pad(kv, ((0, 0), (0, 0), (0, -tokens % self._grid), (0, 0)))
-        sums = block_checksums(
+        sums = self._block_checksums(
             whole_blocks,
             layer_numbers=range(layers),
             first_head=0,

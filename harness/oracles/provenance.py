@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from engine.cache import KVMemory
 from engine.seams import Forward, OpLanded, Seams, Stage
 from harness.history import History
 from harness.oracles.view import EngineView
@@ -50,17 +51,18 @@ class ProvenanceOracle:
         self, history: History, producer: EngineView, consumer: EngineView, prompts: Mapping[str, Sequence[int]]
     ) -> None:
         self._history = history
-        self._consumer = consumer.engine_id
+        self._producer, self._consumer = producer.engine_id, consumer.engine_id
         self._prefixes = {request_id: _Prefixes(prompt) for request_id, prompt in prompts.items()}
         self._shadows: dict[str, Identities] = {}
         self._seen: dict[str, set[int]] = {}
         for engine in (producer, consumer):
-            memory = engine.memory
-            shape = (memory.num_layers, 2, memory.num_kv_heads, memory.num_blocks, memory.block_size)
-            shadow = np.full(shape, _NOTHING, dtype=np.int64)
-            self._shadows[engine.engine_id] = shadow
-            memory.watch(_Eraser(shadow))
-        self._producer_shadow = self._shadows[producer.engine_id]
+            self.begin_again(engine.engine_id, engine.memory)
+
+    def begin_again(self, engine_id: str, memory: KVMemory) -> None:
+        """Nothing has been written to this engine's memory, which may have another shape than it had before."""
+        shape = (memory.num_layers, 2, memory.num_kv_heads, memory.num_blocks, memory.block_size)
+        self._shadows[engine_id] = np.full(shape, _NOTHING, dtype=np.int64)
+        memory.watch(_Eraser(self._shadows[engine_id]))
 
     def attach(self, seams: Seams) -> None:
         self._history.add(EVENT_ON)
@@ -96,7 +98,7 @@ class ProvenanceOracle:
         op = event.op
         source = slice(op.source_slot, op.source_slot + op.num_slots)
         target = slice(op.target_slot, op.target_slot + op.num_slots)
-        moved = self._producer_shadow[op.layer, op.part, op.head, op.source_block, source]
+        moved = self._shadows[self._producer][op.layer, op.part, op.head, op.source_block, source]
         self._shadows[event.engine][op.layer, op.part, op.head, op.target_block, target] = moved
 
 

@@ -55,6 +55,17 @@ def test_attention_does_not_depend_on_the_chunk():
         assert torch.equal(torch.cat(parts), whole)
 
 
+@pytest.mark.parametrize("first", [0, 7])
+@pytest.mark.parametrize("score_bytes", [1, 24 * 4 * 8 * 5, 10**9])
+def test_attention_does_not_depend_on_how_much_is_in_memory_at_once(monkeypatch, first, score_bytes):
+    """Row by row, five at a time with a rest, all at once."""
+    context = first + 24
+    q, k, v = (activations(i, *shape) for i, shape in enumerate([(24, 4, 16), (context, 2, 16), (context, 2, 16)]))
+    whole = TINY._attend_rows(q, k, v, first)
+    monkeypatch.setattr("engine.model._SCORE_BYTES", score_bytes)
+    assert torch.equal(TINY.attend(q, k, v, first), whole)
+
+
 def test_attention_survives_what_a_fault_leaves_in_the_cache():
     q, k, v = (activations(i, *shape) for i, shape in enumerate([(2, 4, 16), (6, 2, 16), (6, 2, 16)]))
     for bad in (float("nan"), float("inf"), float("-inf"), 3e38):

@@ -25,9 +25,9 @@ def log(monkeypatch):
         entries.append(f"write {layer}")
         write(self, layer, *args)
 
-    def logged_checksum(self, request_id, groups):
+    def logged_checksum(self, request_id, groups, **options):
         entries.append(f"sum {request_id}")
-        return checksum(self, request_id, groups)
+        return checksum(self, request_id, groups, **options)
 
     monkeypatch.setattr(PagedKVCache, "write", logged_write)
     monkeypatch.setattr(ChecksumWorker, "checksum", logged_checksum)

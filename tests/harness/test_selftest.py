@@ -17,7 +17,7 @@ import engine.checksum.worker
 import harness.gaps
 import harness.plan
 import harness.seeds
-import kernels.torch_path
+import kernels.paths
 from engine.checksum.payload import PayloadLimits
 from engine.checksum.verdict import Verdict, VerdictStatus
 from engine.connectors.fabric import Fabric
@@ -71,11 +71,11 @@ def harmless(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_a_function_is_replaced_wherever_it_is_bound_and_put_back() -> None:
-    original = kernels.torch_path.block_checksums
+    original = kernels.paths.block_checksums
     with applied(CHECKSUM_MUTANTS[0]):
-        assert kernels.torch_path.block_checksums is not original
-        assert engine.checksum.worker.block_checksums is kernels.torch_path.block_checksums
-    assert kernels.torch_path.block_checksums is original
+        assert kernels.paths.block_checksums is not original
+        assert engine.checksum.worker.block_checksums is kernels.paths.block_checksums
+    assert kernels.paths.block_checksums is original
     assert engine.checksum.worker.block_checksums is original
 
 

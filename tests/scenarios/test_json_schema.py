@@ -167,7 +167,7 @@ MISTAKES: list[tuple[str, Any]] = [
     ("others", {"off": {}}),
     ("load_failure", "retry"),
     ("twin", "no"),
-    ("checksum", {"version": 2}),
+    ("checksum", {"version": 3}),
 ]
 
 

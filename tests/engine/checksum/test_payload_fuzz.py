@@ -1,13 +1,16 @@
-"""100,000 hostile payloads through the decoder and the verdict: nothing crashes, nothing wrong is verified (WIR-2)."""
+"""150,000 hostile payloads through the decoder and the verdict: nothing crashes, nothing wrong is verified (WIR-2)."""
 
 import base64
+import hashlib
 import random
 import tracemalloc
+from dataclasses import replace
 
 import msgpack
 import numpy as np
 import pytest
 
+from engine.checksum.hardened import as_summed, to_sum
 from engine.checksum.payload import PayloadInvalid, PayloadLimits, decode
 from engine.checksum.records import GroupBlocks, Merge, MergedGroup
 from engine.checksum.verdict import VerdictStatus, judge_load
@@ -21,6 +24,13 @@ def to_text(fields):
     return base64.b64encode(msgpack.packb(fields)).decode()
 
 
+def with_check(fields):
+    """The fields of version 2 end with their check, which whoever alters them can compute anew."""
+    if fields[0] != 2:
+        return fields
+    return [*fields, hashlib.sha256(msgpack.packb(fields)).digest()[:8]]
+
+
 def own_side(rng):
     """What D's workers summed."""
     groups = {
@@ -30,12 +40,12 @@ def own_side(rng):
     return Merge(groups, False, frozenset(), frozenset(), frozenset())
 
 
-def sent_fields(merge):
+def sent_fields(merge, version):
     groups = [
         [g, m.fingerprint, m.blocks.block_size, m.blocks.start, m.values.astype("<u8").tobytes()]
         for g, m in merge.groups.items()
     ]
-    return [1, 2, 140, groups]
+    return [version, 2, 140, groups]
 
 
 def random_fields(rng, depth=0):
@@ -63,7 +73,7 @@ def change_a_field(rng, fields):
         target[index] = rng.choice([target[index][::-1], target[index][:1], target[index] * 2, random_fields(rng)])
     else:
         target[index] = rng.choice([target[index] + 1, rng.randrange(200), random_fields(rng)])
-    return to_text(fields)
+    return to_text(with_check(fields))
 
 
 def flip_bits(rng, raw):
@@ -79,7 +89,7 @@ def change_characters(rng, text):
 
 
 def hostile_texts(rng, fields, count):
-    raw, good = msgpack.packb(fields), to_text(fields)
+    raw, good = msgpack.packb(with_check(fields)), to_text(with_check(fields))
     oversized = "A" * (LIMITS.max_base64 + 1)
     kinds = [
         lambda: good,
@@ -114,14 +124,23 @@ def common_values_agree(payload, merge):
     return True
 
 
-@pytest.mark.req("WIR-2", "VER-1", "VER-6", "GAP-9")
-def test_a_hundred_thousand_hostile_payloads():
+def judged(payload, merge):
+    """The verdict, and D's side as it was summed: version 2 sums no token that P did not."""
+    groups = to_sum(LOADED, payload.version, payload.num_tokens)
+    summed = {g: replace(merged, blocks=groups[g]) for g, merged in merge.groups.items()}
+    merge = as_summed(replace(merge, groups=summed))
+    return judge_load(payload, groups, merge), merge
+
+
+@pytest.mark.req("WIR-2", "VER-1", "VER-6", "GAP-9", "HRD-2", "HRD-4")
+@pytest.mark.parametrize(("version", "count"), [(1, 100_000), (2, 50_000)])
+def test_hostile_payloads(version, count):
     rng = random.Random(20260301)
     merge = own_side(rng)
     limits = LIMITS.for_request(140)
     seen = dict.fromkeys(VerdictStatus, 0)
     invalid = 0
-    texts = hostile_texts(rng, sent_fields(merge), 100_000)
+    texts = hostile_texts(rng, sent_fields(merge, version), count)
     tracemalloc.start()
     try:
         for text in texts:
@@ -130,16 +149,17 @@ def test_a_hundred_thousand_hostile_payloads():
             except PayloadInvalid:
                 invalid += 1
                 continue
-            verdict = judge_load(payload, LOADED, merge)
+            verdict, own = judged(payload, merge)
             seen[verdict.status] += 1
             if verdict.status is VerdictStatus.VERIFIED:
-                assert {g.group_id for g in payload.groups} == set(merge.groups)
-                assert common_values_agree(payload, merge)
+                assert {g.group_id for g in payload.groups} == set(own.groups)
+                assert common_values_agree(payload, own)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 8 * MIB
-    assert invalid > 50_000
-    assert seen[VerdictStatus.VERIFIED] > 5_000
-    assert seen[VerdictStatus.MISMATCH] > 5_000
-    assert seen[VerdictStatus.UNVERIFIED] > 2_000
+    assert invalid > count / 2
+    assert seen[VerdictStatus.VERIFIED] > count / 20
+    assert seen[VerdictStatus.UNVERIFIED] > count / 50
+    # A bit that flips in a value of version 1 is a mismatch, a false one; version 2 has its check for that.
+    assert seen[VerdictStatus.MISMATCH] > count / 20 if version == 1 else seen[VerdictStatus.MISMATCH] < count / 50

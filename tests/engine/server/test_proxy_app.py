@@ -90,6 +90,13 @@ def test_a_prompt_goes_to_the_producer_and_then_to_the_consumer(http, behind):
     assert behind.ids == ["mine", "mine"]
 
 
+@pytest.mark.req("POL-6")
+@pytest.mark.parametrize("asked", [True, False])
+def test_both_engines_hear_what_a_request_asks_of_its_checksums(http, behind, asked):
+    http.within(http.ask(behind.app, {"prompt": "a", "kv_checksum": asked}))
+    assert [body["kv_checksum"] for body in behind.seen] == [asked, asked]
+
+
 @pytest.mark.req("WIR-3")
 def test_what_the_proxy_does_not_know_goes_to_both(http, behind):
     """Keys of the request, and of its parameters; of what the producer answered every key goes on."""

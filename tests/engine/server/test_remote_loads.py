@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from engine.checksum.policy import ChecksumSettings
+
 ID = "x-request-id"
 
 
@@ -27,7 +29,33 @@ def test_a_verified_load(http, served_pair):
     assert pair.d.metric("positions_not_compared_total") == 0
     assert pair.d.metric("failed_loads_total") == 0
     assert pair.d.metric("checksum_records_total") == 1
-    assert pair.d.metric("checksum_start_seconds_total") > 0
+    assert all(pair.d.metric("checksum_seconds_total", stage=stage) > 0 for stage in ("sum", "decode", "compare"))
+    assert pair.d.metric("checksum_seconds_total", stage="encode") == 0
+    sent = len(body["kv_transfer_params"]["kv_checksums"])
+    assert pair.d.metric("checksum_payload_bytes_total", direction="received") == sent
+    assert pair.d.metric("checksum_payload_bytes_total", direction="sent") == 0
+
+
+@pytest.mark.req("POL-6")
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("mode", ["log", "enforce"])
+def test_a_client_switches_checksums_off_only_where_it_may(http, served_pair, mode, allowed):
+    settings = ChecksumSettings(kv_checksum_mode=mode, allow_checksum_switch=allowed)
+    pair = served_pair(prefix_caching=False, checksum=settings)
+    body, tokens = pair.prefilled()
+    answer = http.within(http.ask(pair.d.app, body | {"kv_checksum": False}))
+    if not allowed:
+        assert answer.status == 400
+        assert "--allow-checksum-switch" in answer.json["error"]["message"]
+        assert pair.d.idle
+    else:
+        assert (answer.status, tokens_of(answer)) == (200, tokens)
+        assert answer.json["kv_load"] == {"verdict": "not_checked", "reason": "off", "recomputed": False}
+        assert pair.d.metric("checksum_records_total") == 0
+    checked, tokens = pair.prefilled("checked")
+    answer = http.within(http.ask(pair.d.app, checked | {"kv_checksum": True}))
+    assert (answer.status, tokens_of(answer)) == (200, tokens)
+    assert answer.json["kv_load"]["verdict"] == "verified"
 
 
 REFUSED = [

@@ -22,6 +22,12 @@ def test_prompts_that_are_served(prompt, tokens):
     assert parse_completion({"prompt": prompt}).token_ids == tokens
 
 
+@pytest.mark.parametrize("value", [True, False, None])
+def test_what_a_request_asks_of_its_checksums(value):
+    assert parse_completion({"prompt": "a"}).kv_checksum is None
+    assert parse_completion({"prompt": "a", "kv_checksum": value}).kv_checksum is value
+
+
 def test_fields_that_are_not_known_are_ignored():
     assert parse_completion({"prompt": "a", "top_p": 1, "stop": None, "x": {"y": [1]}}).token_ids == [BOS, 97]
 
@@ -58,6 +64,9 @@ def test_fields_that_are_not_known_are_ignored():
         ("temperature", None, "temperature: only 0 is served"),
         ("n", 2, "n: "),
         ("n", True, "n: "),
+        ("kv_checksum", "false", "kv_checksum: "),
+        ("kv_checksum", 0, "kv_checksum: "),
+        ("kv_checksum", [], "kv_checksum: "),
         ("stream", "yes", "stream: "),
         ("stream", 1, "stream: "),
         ("kv_transfer_params", [], "kv_transfer_params: "),

@@ -63,6 +63,27 @@ def see(memory: KVMemory, event: object, grid: int = 16) -> list[Line]:
     return history.lines
 
 
+@pytest.mark.req("GAP-8", "HRD-1")
+def test_its_sums_are_of_the_version_that_the_cell_uses(memory: KVMemory) -> None:
+    """So that a pair of flips that only version 1 misses explains no corruption under version 2."""
+    sums: dict[int, list[object]] = {1: [], 2: []}
+    event = LoadFinished("d", "r1", {0: GroupBlocks(0, 16, 0, BLOCK_IDS, 45)}, memory)
+    for flips in range(2):
+        for version, seen in sums.items():
+            history, seams = History(), Seams()
+            BytesOracle(history, 16, version).attach(seams)
+            seams.emit(event)
+            seen.append(history.lines[0]["sums"])
+        if not flips:
+            for slot in (3, 7):
+                changed = token_bytes(0, 1, BLOCK_IDS[1], slot).copy()
+                changed[7] ^= 0x80
+                memory.write_slot(0, 1, BLOCK_IDS[1], slot, changed)
+    assert sums[1][0] == sums[1][1]
+    assert sums[2][0] != sums[2][1]
+    assert sums[1][0] != sums[2][0]
+
+
 def test_it_sees_each_block_as_it_is_in_memory(memory: KVMemory) -> None:
     (line,) = see(memory, LoadFinished("d", "r1", {0: GroupBlocks(0, 16, 0, BLOCK_IDS, 45)}, memory))
     tokens = [(block, slot) for block in BLOCK_IDS for slot in range(16)][:45]

@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
+from engine.cache import KVMemory, PagedKVCache
+from engine.config import EngineConfig
+from engine.seams import Forward, Seams
 from harness.history import History, find_all
 from harness.observe import RequestObservation, observe
+from harness.oracles.provenance import ProvenanceOracle
+from harness.oracles.view import EngineView
 from harness.plan import plan_cells
 from harness.targets import TARGETS
 from scenarios.words import Policy
@@ -92,3 +97,23 @@ def test_what_another_request_wrote_is_foreign(reads: Callable[..., Any], at: st
 
 def test_it_can_be_switched_off(reads: Callable[..., Any]) -> None:
     assert reads(flip("before_verify", 3), provenance=False)["r2"].foreign is None
+
+
+def test_a_memory_that_begins_again_holds_nothing_and_may_have_another_shape() -> None:
+    """Of an engine that was started again: what its predecessor was sent is nobody's any more."""
+    producer, old, new = (
+        PagedKVCache(EngineConfig(name, block_size=size, num_blocks=4))
+        for name, size in (("producer", 16), ("consumer", 16), ("consumer", 32))
+    )
+    views = [EngineView(name, KVMemory(cache), lambda: (3, 3)) for name, cache in (("p", producer), ("d", old))]
+    history, seams = History(), Seams()
+    prompt = tuple(range(20))
+    oracle = ProvenanceOracle(history, *views, {"r1": prompt})
+    oracle.attach(seams)
+    seams.emit(Forward("d", "r1", 0, prompt, (1, 2)))
+    seams.emit(Forward("d", "r1", 20, (7,), (1, 2)))
+    assert [line["foreign"] for line in find_all(history.lines, "oracle.read")] == [[]]
+    memory = KVMemory(new)
+    oracle.begin_again("d", memory)
+    seams.emit(Forward("d", "r1", 20, (7,), (1,)))
+    assert find_all(history.lines, "oracle.read")[-1]["foreign"] == list(prompt)

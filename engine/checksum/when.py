@@ -1,0 +1,132 @@
+"""When a producer sums its blocks (EXT-8): all at the end of a prompt, or some of them earlier, kept until then.
+
+`prompt_end` reads the whole prompt in the step that finishes it. `cache` does the same, and keeps the sum of every full
+block, so that the next prompt that shares the block does not read it again. `on_write` sums a block in the step that
+fills it and keeps that. What is sent is the same text in all three, as long as no byte changes between a block's sum
+and its transfer; if one does, the earlier the sum, the more of such changes D sees.
+
+A kept sum is of what was in the block when it was summed. It dies when the engine writes any slot of the block: a sum
+of what was there before must never be sent for what is there now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.checksum.records import GroupBlocks
+
+if TYPE_CHECKING:
+    from engine.step import StepPlan
+
+Trigger = Literal["prompt_end", "cache", "on_write"]
+TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
+Read = Callable[[GroupBlocks], torch.Tensor]
+_NONE = -1
+
+
+class _Table:
+    """The kept sums of one group by block id: `values` int64 [blocks] on the device, `positions` on the host."""
+
+    def __init__(self, num_blocks: int, device: torch.device) -> None:
+        self.values = torch.zeros(num_blocks, dtype=torch.int64, device=device)
+        self.positions = np.full(num_blocks, _NONE, dtype=np.int64)
+
+
+class KeptSums:
+    """The sums of full blocks that one worker keeps. Nothing in here waits for the device."""
+
+    def __init__(self, num_blocks: int, device: torch.device) -> None:
+        self._num_blocks = num_blocks
+        self._device = device
+        # Sums of two versions of the definition have nothing to do with each other.
+        self._tables: dict[tuple[int, int], _Table] = {}
+
+    def sums(self, blocks: GroupBlocks, read: Read) -> torch.Tensor:
+        """The sums of these blocks, int64 [blocks] on the device: those that are kept, and `read` for all others.
+
+        Every full block's sum is kept from now on. A block is looked up by its position as well: its sum at another one
+        is another number (DEF-3).
+        """
+        table = self._table(blocks)
+        ids = np.asarray(blocks.block_ids, dtype=np.int64)
+        positions = np.arange(blocks.start, blocks.start + len(ids))
+        full = (positions + 1) * blocks.block_size <= blocks.tokens_to_sum
+        known = full & (table.positions[ids] == positions)
+        values = table.values[self._on_device(ids)] if known.any() else torch.zeros_like(table.values[: len(ids)])
+        for first, stop in _runs(~known):
+            part = read(_cut(blocks, first, stop))
+            values[first:stop] = part
+            stop = first + int(full[first:stop].sum())
+            table.values[self._on_device(ids[first:stop])] = part[: stop - first]
+            table.positions[ids[first:stop]] = positions[first:stop]
+        return values
+
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """The engine writes these blocks: what was kept of them is of their past."""
+        ids = np.fromiter(block_ids, dtype=np.int64)
+        for table in self._tables.values():
+            table.positions[ids] = _NONE
+
+    @property
+    def num_kept(self) -> int:
+        return sum(int((table.positions != _NONE).sum()) for table in self._tables.values())
+
+    def _table(self, blocks: GroupBlocks) -> _Table:
+        key = blocks.group_id, blocks.version
+        if key not in self._tables:
+            self._tables[key] = _Table(self._num_blocks, self._device)
+        return self._tables[key]
+
+    def _on_device(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
+        host = torch.from_numpy(ids)
+        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
+
+
+def written_blocks(plan: StepPlan, block_size: int) -> set[int]:
+    """Ids of the blocks that this step's forward and its loads write."""
+    written: set[int] = set()
+    for request in plan.requests:
+        first, stop = request.first_position, request.first_position + request.num_tokens
+        written.update(request.block_ids[first // block_size : -(-stop // block_size)])
+    for load in plan.loads:
+        for blocks in load.groups.values():
+            written.update(blocks.block_ids)
+    return written
+
+
+def filled_blocks(blocks: GroupBlocks, first_token: int, stop_token: int) -> GroupBlocks | None:
+    """Of a prompt's blocks, all of them, those whose last slot is that of a token in [first_token, stop_token)."""
+    size = blocks.block_size
+    first = first_token // size
+    stop = min(stop_token, blocks.num_tokens) // size
+    return _cut(blocks, first - blocks.start, stop - blocks.start) if first < stop else None
+
+
+def only_filled(groups: Mapping[int, GroupBlocks], first_token: int, stop_token: int) -> Mapping[int, GroupBlocks]:
+    """`filled_blocks` of each group that has some."""
+    filled = {group_id: filled_blocks(blocks, first_token, stop_token) for group_id, blocks in groups.items()}
+    return {group_id: blocks for group_id, blocks in filled.items() if blocks is not None}
+
+
+def _cut(blocks: GroupBlocks, first: int, stop: int) -> GroupBlocks:
+    """Blocks `first` to `stop` of these, and their tokens alone."""
+    end = (blocks.start + stop) * blocks.block_size
+    return replace(
+        blocks,
+        start=blocks.start + first,
+        block_ids=blocks.block_ids[first:stop],
+        num_tokens=min(blocks.num_tokens, end),
+        sum_tokens=None if blocks.sum_tokens is None else min(blocks.sum_tokens, end),
+    )
+
+
+def _runs(wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Where consecutive True are: (first, stop)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False])).astype(np.int8)))
+    yield from ((int(first), int(stop)) for first, stop in edges.reshape(-1, 2))
