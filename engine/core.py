@@ -1,4 +1,4 @@
-"""An engine: a scheduler and its workers, with several steps in flight.
+"""An engine: a scheduler and its ranks, with several steps in flight.
 
 The three halves of a step (plan it, execute it, collect its output) are separate calls, so that whoever drives the
 engine decides how they interleave with everything else. `step` does all three, for an engine that runs alone.
@@ -21,17 +21,17 @@ from engine.connectors.pull import PULL
 from engine.connectors.registry import ConnectorFactory
 from engine.errors import StartupError
 from engine.executor import Executor
+from engine.ranks import Ranks
 from engine.request import FinishReason, Request, RequestOutput
 from engine.scheduler import Scheduler
 from engine.seams import Hold, OutputFinalised, Seams, StepEnd, StepStart, Verified
 from engine.step import StepPlan
-from engine.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """One engine. Without a connector it serves requests by itself; `connect` makes the worker's side of it."""
+    """One engine. Without a connector it serves requests by itself; `connect` makes the side that moves bytes."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class EngineCore:
         self.connector = connector
         self._seams = seams or Seams()
         self.policy = usable_policy(config, connector)
-        world = WorldShape(tp_size=1, pp_size=1)
-        worker = Worker(config, self._seams)
+        world = WorldShape(config.tp_size, config.pp_size)
+        ranks = Ranks(config, self._seams)
         if connect is not None:
-            worker.connector = connect(worker.memory)
-        self.memory: KVMemory = worker.memory
-        self.checksum_times = [worker.checksum_times]
+            ranks.connector = connect(ranks.memory)
+        self.memory: KVMemory = ranks.memory
+        self.checksum_times = [worker.checksums.times for worker in ranks.workers]
         self.scheduler = Scheduler(config, self.policy, world, connector, self._seams)
-        self._executor = Executor(config.engine_id, world, [worker], self._seams)
+        self._executor = Executor(config.engine_id, world, ranks, self._seams)
         self._planned: deque[StepPlan] = deque()
         self._start_holds: tuple[Hold, ...] | None = None
         self._output_holds: tuple[Hold, ...] | None = None

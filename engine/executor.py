@@ -1,15 +1,23 @@
-"""Drives the ranks of an engine and merges what they return: the rank/aggregator interface of TP x PP."""
+"""Drives the ranks of an engine and merges what they return (PRO-5): the only place between them and the scheduler."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.checksum.records import WorkerRecord, WorldShape
 from engine.connectors.base import TransferResults
 from engine.seams import RecordArrives, RecordLeaves, Seams
 from engine.step import RankOutput, StepOutput, StepPlan
-from engine.worker import Worker
+
+
+class RunsSteps(Protocol):
+    """All ranks of an engine, as `engine.ranks.Ranks` is."""
+
+    def execute(self, plan: StepPlan) -> tuple[RankOutput, ...]:
+        """Run one step. What each rank returns."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +62,14 @@ class TransferAggregator:
 
 
 class Executor:
-    """Executes steps in order on every worker."""
+    """Executes steps in order on every rank."""
 
-    def __init__(self, engine: str, world: WorldShape, workers: list[Worker], seams: Seams) -> None:
-        if len(workers) != world.size:
-            raise ValueError(f"{len(workers)} workers for a world of {world.size}")
+    def __init__(self, engine: str, world: WorldShape, ranks: RunsSteps, seams: Seams) -> None:
         self._engine = engine
-        self._workers = workers
+        self._world = world
+        self._ranks = ranks
         self._seams = seams
-        self._transfers = TransferAggregator(len(workers))
+        self._transfers = TransferAggregator(world.size)
         self._executed: deque[ExecutedStep] = deque()
 
     @property
@@ -76,8 +83,10 @@ class Executor:
         return self._executed[0].plan if self._executed else None
 
     def execute(self, plan: StepPlan) -> None:
-        """Run one step on all workers."""
-        ranks = tuple(worker.execute(plan) for worker in self._workers)
+        """Run one step on all ranks."""
+        ranks = self._ranks.execute(plan)
+        if len(ranks) != self._world.size:
+            raise ValueError(f"{len(ranks)} ranks for a world of {self._world.size}")
         self._executed.append(ExecutedStep(plan, ranks))
 
     def collect(self) -> tuple[StepPlan, StepOutput]:

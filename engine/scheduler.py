@@ -47,7 +47,9 @@ class Scheduler:
         self._seams = seams
         self.kv = KVManager(config.engine_id, config.num_blocks, config.block_size, config.prefix_caching, seams)
         self.sends = ProducerChecksums(world)
-        self.checks = ConsumerChecksums(config.engine_id, world, config.context_limit, seams)
+        self.checks = ConsumerChecksums(
+            config.engine_id, world, config.context_limit, seams, config.checksum.compare_block_sizes
+        )
         self._loads = Loads(self.checks, policy.enabled)
         self._leases = Leases(config.engine_id, connector, self.sends, policy.enabled, self.kv, seams)
         self._requests: dict[str, Request] = {}

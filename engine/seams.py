@@ -25,7 +25,7 @@ Groups = Mapping[int, GroupBlocks]
 
 @dataclass(frozen=True, slots=True)
 class KVFinal:
-    """P's worker: the forward that finishes a prompt has written its KV; nothing is summed yet."""
+    """P: the forward that finishes a prompt has written its KV on every rank; nothing is summed yet."""
 
     engine: str
     request_id: str
@@ -60,7 +60,7 @@ class RecordArrives:
 
 @dataclass(frozen=True, slots=True)
 class Checksummed:
-    """P's worker has read the blocks to checksum them; later changes of them are not in the sums."""
+    """P's ranks have read the blocks to checksum them; later changes of them are not in the sums."""
 
     engine: str
     request_id: str
@@ -106,7 +106,7 @@ class LoadScheduled:
 
 @dataclass(frozen=True, slots=True)
 class LoadFinished:
-    """D's worker was told that a load is finished; it is not summed yet."""
+    """D's first rank was told that a load is finished; all of it has landed, and no rank has summed it yet."""
 
     engine: str
     request_id: str
@@ -127,7 +127,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class FirstUse:
-    """D's worker is about to read loaded blocks in a forward for the first time."""
+    """D is about to read loaded blocks in a forward for the first time."""
 
     engine: str
     request_id: str
@@ -145,7 +145,10 @@ class RecomputeStart:
 
 @dataclass(frozen=True, slots=True)
 class CopyOp:
-    """One copy operation: `num_slots` slots of one (layer, K|V, head) from a block of P to a block of D."""
+    """One copy operation: `num_slots` slots of one (layer, K|V, head) from a block of P to a block of D.
+
+    Where ranks hold replicas of the head, it goes from one of P's to one of D's.
+    """
 
     index: int
     position: int
@@ -157,6 +160,8 @@ class CopyOp:
     target_block: int
     target_slot: int
     num_slots: int
+    source_replica: int = 0
+    target_replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,7 @@ class OpLanded:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All operations of a load are done: told to D's worker, or (`to_producer`) to P, which then frees."""
+    """All operations of a load are done: told to D's ranks, or (`to_producer`) to P's, which then frees."""
 
     engine: str
     request_id: str
@@ -225,7 +230,7 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A worker computes these tokens of a request: it reads the positions before them and writes theirs.
+    """The ranks compute these tokens of a request: they read the positions before them and write theirs.
 
     `block_ids` is the request's block table: position p is in slot `p % block_size` of its block `p // block_size`.
     """
@@ -239,7 +244,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class StepStart:
-    """A scheduled step is next to be executed by the workers."""
+    """A scheduled step is next to be executed by the ranks."""
 
     engine: str
     step_id: int

@@ -9,6 +9,7 @@ CLOCK = "lever.clock"
 COMPETITORS = "lever.competitors"
 PROCESS = "lever.process"
 CHECKSUMS = "kv_checksums"
+RANKS = "engine.ranks"  # engines of several ranks, and blocks that lie in several kernel blocks
 
 Side = Literal["producer", "consumer"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.connectors import DEFAULT_CONNECTOR
-from faults.levers import CHECKSUMS
+from faults.levers import CHECKSUMS, RANKS
 from faults.noop import NoopParams
 from faults.registry import FAULTS
 from harness.seeds import derive, short_hash
@@ -73,10 +73,10 @@ def plan_cells(
 
 
 def missing_names(scenario: Scenario, policy: Policy, provides: frozenset[str]) -> tuple[str, ...]:
-    """What the scenario's faults need and neither the target nor the policy provides."""
+    """What the scenario's faults and topology need and neither the target nor the policy provides."""
     if policy is not Policy.OFF:
         provides = provides | {CHECKSUMS}
-    needed: set[str] = set()
+    needed: set[str] = {RANKS} if scenario.topology.needs_one_process else set()
     for fault in scenario.faults:
         needed |= FAULTS[fault.kind].needs(fault)
     return tuple(sorted(needed - provides))
@@ -88,7 +88,7 @@ def twin_scenario(scenario: Scenario, policy: Policy) -> Scenario:
     expected = (scenario.others or {}).get(policy) or clean_expectation(policy)
     plain = {
         "topology": scenario.topology.model_dump(mode="json"),
-        "checksum": scenario.checksum.model_dump(mode="json"),
+        "checksum": scenario.checksum.identity,
         "workload": scenario.workload.identity,
         "load_failure": scenario.load_failure,
         "moments": moments,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.config import preset
 from engine.numerics import MAX_CONTEXT
 from faults.base import FaultParams
 from scenarios.problems import Issue
@@ -32,6 +33,8 @@ def cross_issues(data: Mapping[str, Any], faults: Sequence[FaultParams | None], 
     if draft is None:  # so much is wrong that not all of it was listed
         return []
     found: list[Issue] = []
+    if "topology" not in broken:
+        found += _ranks(draft)
     if not {"topology", "workload"} & broken:
         found += _room(draft)
     if "workload" not in broken:
@@ -41,6 +44,15 @@ def cross_issues(data: Mapping[str, Any], faults: Sequence[FaultParams | None], 
     if "policies" not in broken:
         found += _optional_policies(draft, data, broken)
     return found
+
+
+def _ranks(scenario: Scenario) -> Iterator[Issue]:
+    """The model must be one that each side's ranks can share."""
+    topology = scenario.topology
+    for name, side in (("producer", topology.producer), ("consumer", topology.consumer)):
+        wrong = preset(topology.model).why_unshardable(side.tp, side.pp)
+        if wrong is not None:
+            yield Issue(("topology", name, wrong.split()[0]), wrong, (("topology", "model"),))
 
 
 def _room(scenario: Scenario) -> Iterator[Issue]:

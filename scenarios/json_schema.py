@@ -17,6 +17,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from engine.checksum.policy import EXTENSIONS
+from engine.config import KERNEL_BLOCK_SPLITS, PARALLEL_SIZES
 from faults import registry
 from scenarios import fields
 from scenarios.schema import Checksum, Expectation, Scenario, Workload
@@ -85,10 +87,17 @@ FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
         "transfer": {"description": "Who moves the KV: in a pull the consumer reads it."},
     },
     EngineTopology: {
-        "tp": {"const": 1, "description": "Tensor-parallel ranks."},
-        "pp": {"const": 1, "description": "Pipeline-parallel ranks."},
+        "tp": {
+            "enum": list(PARALLEL_SIZES),
+            "description": "Tensor-parallel ranks; with more than KV heads, replicas.",
+        },
+        "pp": {"enum": list(PARALLEL_SIZES), "description": "Pipeline stages. They divide the model's layers."},
         "block_size": {"enum": list(BLOCK_SIZES), "description": "Tokens a block."},
         "layout": {"description": "Order of heads (H) and tokens (N) in a block of the cache."},
+        "kernel_block_splits": {
+            "enum": list(KERNEL_BLOCK_SPLITS),
+            "description": "Kernel blocks that a block lies in.",
+        },
         "num_blocks": {"description": "Blocks of the pool; one of them is the null block and holds nothing."},
         "max_batched_tokens": {"description": "Tokens a step; a longer prompt is prefilled in chunks."},
         "max_num_seqs": {"description": "Requests a step."},
@@ -96,7 +105,13 @@ FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
         "prefix_caching": {"description": "Whether blocks of an equal prefix are used again."},
         "max_model_len": {"description": "Tokens of the longest request. Default: what the pool holds."},
     },
-    Checksum: {"version": {"const": 1, "description": "The version of the definition (docs/spec.md, DEF)."}},
+    Checksum: {
+        "version": {"const": 1, "description": "The version of the definition (docs/spec.md, DEF)."},
+        "without": {
+            "items": {"enum": list(EXTENSIONS)},
+            "description": "Extensions of docs/spec.md (EXT) that both engines do without.",
+        },
+    },
     Workload: {
         "requests": {"description": "How many requests; each is one load."},
         "prompt_tokens": {

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator
 
-from engine.checksum.policy import LoadFailurePolicy
+from engine.checksum.policy import EXTENSIONS, ChecksumSettings, LoadFailurePolicy
 from engine.extensions import ExtensionError
 from faults import registry
 from faults.base import FaultParams
-from scenarios.fields import STRICT, GapId, Incident, Name, OneLine, TokenRange, one_of
+from scenarios.fields import STRICT, Extension, GapId, Incident, Name, OneLine, TokenRange, one_of
 from scenarios.problems import Issue, Loc, Problem, ScenarioError, did_you_mean, field_name, listed, shown
 from scenarios.topology import Topology
 from scenarios.wording import MAX_ISSUES, read_model
@@ -26,11 +27,25 @@ Reason = UnverifiedReason | NotCheckedReason
 
 
 class Checksum(BaseModel):
-    """Which checksum definition the engines use."""
+    """Which checksum definition the engines use, and which extensions of docs/spec.md they do `without`."""
 
     model_config = STRICT
 
     version: Annotated[int, one_of(1)] = 1
+    without: tuple[Extension, ...] = ()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a twin's name depends on. A field that came later counts only when it is used."""
+        plain = self.model_dump(mode="json")
+        if not self.without:
+            del plain["without"]
+        return plain
+
+    def apply(self, settings: ChecksumSettings) -> ChecksumSettings:
+        """The flags of an engine, with the extensions switched off."""
+        off: dict[str, Any] = {EXTENSIONS[name]: False for name in self.without}
+        return replace(settings, **off)
 
 
 class Workload(BaseModel):

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-from scenarios.fields import STRICT, OneRank, one_of
+from engine.config import KERNEL_BLOCK_SPLITS, PARALLEL_SIZES
+from scenarios.fields import STRICT, one_of
 
 BLOCK_SIZES = (8, 16, 32, 64)
 """Each divides every larger one, so that any two sides can be compared (DEF-6)."""
@@ -21,10 +22,11 @@ class EngineTopology(BaseModel):
 
     model_config = STRICT
 
-    tp: OneRank = 1
-    pp: OneRank = 1
+    tp: Annotated[int, one_of(*PARALLEL_SIZES)] = 1
+    pp: Annotated[int, one_of(*PARALLEL_SIZES)] = 1
     block_size: Annotated[int, one_of(*BLOCK_SIZES)] = 16
     layout: Literal["HND", "NHD"] = "HND"
+    kernel_block_splits: Annotated[int, one_of(*KERNEL_BLOCK_SPLITS)] = 1
     num_blocks: Annotated[int, Field(ge=4, le=4096)] = 64
     max_batched_tokens: Annotated[int, Field(ge=8)] = 64
     max_num_seqs: Annotated[int, Field(ge=1)] = 8
@@ -38,8 +40,13 @@ class EngineTopology(BaseModel):
         return (self.num_blocks - 1) * self.block_size
 
     @property
+    def num_ranks(self) -> int:
+        return self.tp * self.pp
+
+    @property
     def label(self) -> str:
-        return f"{self.layout},bs{self.block_size}"
+        ranks = f"tp{self.tp},pp{self.pp}," if self.num_ranks > 1 else ""
+        return f"{ranks}{self.layout},bs{self.block_size}"
 
 
 class Topology(BaseModel):
@@ -52,6 +59,11 @@ class Topology(BaseModel):
     model: Literal["tiny", "small"] = "tiny"
     kv_dtype: Literal["bfloat16", "float16"] = "bfloat16"
     transfer: Literal["pull"] = "pull"
+
+    @property
+    def needs_one_process(self) -> bool:
+        """Whether an engine has several ranks, or blocks that lie in pieces: not every target has those."""
+        return any(side.num_ranks > 1 or side.kernel_block_splits > 1 for side in (self.producer, self.consumer))
 
     @field_validator("transfer", mode="before")
     @classmethod
@@ -76,7 +88,7 @@ class Topology(BaseModel):
 
     def _unusual(self) -> dict[str, Any]:
         """Fields that the label does not show and that are not the default, by name."""
-        shown = {"layout", "block_size"}
+        shown = {"layout", "block_size", "tp", "pp"}
         found = {}
         for side in ("producer", "consumer"):
             for name, value in getattr(self, side).model_dump(mode="json", exclude_defaults=True).items():

@@ -36,11 +36,14 @@ class _PendingLoad:
 class ConsumerChecksums:
     """The loads of one consumer that will be judged, by request id. `counts` counts requests (VER-4)."""
 
-    def __init__(self, engine: str, world: WorldShape, max_model_len: int, seams: Seams) -> None:
+    def __init__(
+        self, engine: str, world: WorldShape, max_model_len: int, seams: Seams, compare_block_sizes: bool = True
+    ) -> None:
         self._engine = engine
         self._world = world
         self._max_model_len = max_model_len
         self._seams = seams
+        self._compare_block_sizes = compare_block_sizes
         self._pending: dict[str, _PendingLoad] = {}
         self.counts: Counter[tuple[VerdictStatus, str | None]] = Counter()
 
@@ -64,7 +67,8 @@ class ConsumerChecksums:
         if pending is None:
             return self._count(request_id, not_checked(NotCheckedReason.NO_CARRIER))
         merge = merge_records(pending.groups, pending.records, self._world)
-        return self._count(request_id, judge_load(pending.payload, pending.groups, merge))
+        verdict = judge_load(pending.payload, pending.groups, merge, self._compare_block_sizes)
+        return self._count(request_id, verdict)
 
     def drop(self, request_id: str) -> None:
         """The load failed or its request ended: it is not compared (CON-2, CON-4)."""

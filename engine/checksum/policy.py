@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,16 +10,23 @@ from engine.errors import StartupError
 
 ChecksumMode = Literal["off", "log", "enforce"]
 LoadFailurePolicy = Literal["fail", "recompute"]
+EXTENSIONS: Mapping[str, str] = {"EXT-1": "check_replicas", "EXT-2": "compare_block_sizes"}
+"""The switch of each part of the series beyond the base: a field of `ChecksumSettings`, on unless set to False."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChecksumSettings:
-    """The flags as a user gives them; None means not given. `resolve` says what they mean."""
+    """The flags as a user gives them; None means not given. `resolve` says what they mean.
+
+    `EXTENSIONS` says which of docs/spec.md the switches at the end are.
+    """
 
     enable_kv_checksum: bool | None = None
     kv_checksum_fail_closed: bool | None = None
     kv_checksum_mode: ChecksumMode | None = None
     kv_load_failure_policy: LoadFailurePolicy = "fail"
+    check_replicas: bool = True
+    compare_block_sizes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a connector is: a part beside the scheduler that decides, and a part beside each worker that moves bytes."""
+"""What a connector is: a part beside the scheduler that decides, and a part beside the ranks that moves bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoadSpec:
 
 @dataclass(frozen=True, slots=True)
 class TransferResults:
-    """What a worker's connector learnt since it was last asked: request ids."""
+    """What a connector learnt since it was last asked: request ids."""
 
     finished_sending: frozenset[str] = frozenset()
     finished_receiving: frozenset[str] = frozenset()
@@ -90,7 +90,7 @@ class SchedulerConnector(ABC):
 
 
 class WorkerConnector(ABC):
-    """A worker's side of a connector."""
+    """The ranks' side of a connector: it moves the KV of all ranks of an engine, which live in one process."""
 
     @abstractmethod
     def start_loads(self, loads: Sequence[LoadSpec]) -> None:
@@ -99,3 +99,7 @@ class WorkerConnector(ABC):
     @abstractmethod
     def poll(self) -> TransferResults:
         """What finished or failed since the last call."""
+
+    def poll_ranks(self, num_ranks: int) -> tuple[TransferResults, ...]:
+        """What each rank learnt since the last call. As it is here, all learn everything at once."""
+        return (self.poll(),) * num_ranks

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,8 +23,13 @@ Move = Callable[[CopyOp, KVMemory, KVMemory], None]
 
 def copy_bytes(op: CopyOp, source: KVMemory, target: KVMemory) -> None:
     """Straight from block to block. Bytes are moved, whatever the two sides call their element type."""
-    source_region = source.region(op.layer, op.source_block, op.part, op.head, op.source_slot, op.num_slots)
-    target_region = target.region(op.layer, op.target_block, op.part, op.head, op.target_slot, op.num_slots)
+    source_region, target_region = (
+        memory.region(op.layer, block_id, op.part, op.head, slot, op.num_slots, replica)
+        for memory, block_id, slot, replica in (
+            (source, op.source_block, op.source_slot, op.source_replica),
+            (target, op.target_block, op.target_slot, op.target_replica),
+        )
+    )
     target_region.view(torch.uint8).copy_(source_region.view(torch.uint8))
 
 
@@ -50,9 +55,11 @@ class _Notice:
 
 @dataclass(slots=True, eq=False)
 class _Peer:
+    """An engine: its memory, and mailboxes of each of its ranks."""
+
     memory: KVMemory
-    received: set[str] = field(default_factory=set)
-    sent: set[str] = field(default_factory=set)
+    received: tuple[set[str], ...]
+    sent: tuple[set[str], ...]
 
 
 def _released(holds: tuple[Hold, ...]) -> bool:
@@ -70,7 +77,8 @@ class Fabric:
 
     def attach(self, engine_id: str, memory: KVMemory) -> None:
         """Register an engine's KV memory for reads."""
-        self._peers[engine_id] = _Peer(memory)
+        received, sent = (tuple(set[str]() for _ in range(memory.num_ranks)) for _ in range(2))
+        self._peers[engine_id] = _Peer(memory, received, sent)
 
     def peer(self, engine_id: str) -> KVMemory | None:
         peer = self._peers.get(engine_id)
@@ -84,7 +92,7 @@ class Fabric:
     def has_mail(self, engine_id: str) -> bool:
         """Whether notices have arrived that the engine has not taken."""
         peer = self._peers[engine_id]
-        return bool(peer.received or peer.sent)
+        return any(peer.received) or any(peer.sent)
 
     def post(
         self,
@@ -106,13 +114,13 @@ class Fabric:
         self._reads[engine, request_id] = read
         self._next(read)
 
-    def take_received(self, engine_id: str) -> frozenset[str]:
-        """Loads of this engine whose completion notice has arrived, once each."""
-        return self._take(self._peers[engine_id].received)
+    def take_received(self, engine_id: str, rank: int | None = None) -> frozenset[str]:
+        """Loads of this engine whose completion notice has arrived at a rank (None: at all), once each."""
+        return self._take(self._peers[engine_id].received, rank)
 
-    def take_sent(self, engine_id: str) -> frozenset[str]:
-        """Requests of this engine that a consumer says it has read, once each."""
-        return self._take(self._peers[engine_id].sent)
+    def take_sent(self, engine_id: str, rank: int | None = None) -> frozenset[str]:
+        """Requests of this engine that a consumer says it has read, to a rank (None: to all), once each."""
+        return self._take(self._peers[engine_id].sent, rank)
 
     def ready(self) -> list[Callable[[], None]]:
         """What can happen next, in a fixed order."""
@@ -127,9 +135,11 @@ class Fabric:
         return [hold.why for holds in waiting for hold in holds if not hold.until()]
 
     @staticmethod
-    def _take(mailbox: set[str]) -> frozenset[str]:
-        taken = frozenset(mailbox)
-        mailbox.clear()
+    def _take(mailboxes: tuple[set[str], ...], rank: int | None) -> frozenset[str]:
+        opened = mailboxes if rank is None else (mailboxes[rank],)
+        taken = frozenset(set.intersection(*opened))
+        for mailbox in opened:
+            mailbox -= taken
         return taken
 
     def _next(self, read: _Read) -> None:
@@ -143,14 +153,15 @@ class Fabric:
                 read.head, read.holds = outcome.event.op, outcome.holds
                 return
         del self._reads[read.engine, read.request_id]
-        for to_producer, mailbox, request_id in (
+        for to_producer, mailboxes, request_id in (
             (False, self._peers[read.engine].received, read.request_id),
             (True, self._peers[read.source_engine].sent, read.remote_request_id),
         ):
             completion = Completion(read.engine, request_id, to_producer)
             completed = self._seams.emit(completion)
             if not completed.dropped:
-                self._notices.append(_Notice(completed.event, mailbox, completed.holds))
+                # Each rank hears of it by itself, one sooner than another.
+                self._notices += [_Notice(completed.event, mailbox, completed.holds) for mailbox in mailboxes]
 
     def _land(self, read: _Read) -> None:
         op = read.head

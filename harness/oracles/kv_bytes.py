@@ -3,7 +3,7 @@ when it is first read.
 
 Per position it keeps a digest per (layer, head), and the checksum that `kernels/definition.py` gives for those
 bytes, from which the known gaps are predicted. Positions count grid blocks of `grid` tokens, the smaller of the two
-sides' block sizes, so that both sides can be compared.
+sides' block sizes, so that both sides can be compared. Replicas of a head (EXT-1) that agree count as one.
 
 D computes the last prompt token again before it reads it, so what it reads of a load is one token less:
 `first_use` leaves that token out, and `to_be_read` is P's KV at KV final without it.
@@ -60,8 +60,8 @@ class BytesOracle:
     ) -> None:
         for group_id, blocks in groups.items():
             first_token = blocks.start * blocks.block_size
-            kv = memory.tokens(blocks)
-            kv = kv[:, :, : kv.shape[2] - leave_out]
+            replicas = [_cut(replica.tokens(blocks), leave_out) for replica in memory.replicas]
+            kv = [replica for n, replica in enumerate(replicas) if n == 0 or (replica != replicas[0]).any()]
             self._history.add(
                 EVENT,
                 at=at,
@@ -69,8 +69,8 @@ class BytesOracle:
                 group=group_id,
                 grid=self._grid,
                 start=first_token // self._grid,
-                digests=grid_digests(kv, self._grid),
-                sums=self._sums(kv, first_token),
+                digests=_joined([grid_digests(replica, self._grid) for replica in kv]),
+                sums=_joined([self._sums(replica, first_token) for replica in kv]),
             )
 
     def _sums(self, kv: npt.NDArray[np.uint8], first_token: int) -> list[str]:
@@ -87,6 +87,16 @@ class BytesOracle:
             num_tokens=first_token + tokens,
         )
         return [f"{int(value):016x}" for value in sums]
+
+
+def _cut(kv: npt.NDArray[np.uint8], leave_out: int) -> npt.NDArray[np.uint8]:
+    """Without the last `leave_out` tokens."""
+    return kv[:, :, : kv.shape[2] - leave_out]
+
+
+def _joined(by_replica: list[list[str]]) -> list[str]:
+    """One text a grid block: that of replica 0, and of each replica that has another one."""
+    return ["|".join(dict.fromkeys(texts)) for texts in zip(*by_replica, strict=True)]
 
 
 def grid_digests(kv: npt.NDArray[np.uint8], grid: int) -> list[str]:

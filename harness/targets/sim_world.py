@@ -117,8 +117,9 @@ class SimWorld:
         """Actions that no clean run comes near: several times its copy operations and steps."""
         model = self.consumer.config.model
         longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in self.prompts)
-        smallest = min(self.producer.config.block_size, self.consumer.config.block_size)
+        smallest = min(self.producer.memory.kernel_block_size, self.consumer.memory.kernel_block_size)
         copies = (longest // smallest + 1) * model.num_layers * 2 * model.num_kv_heads
+        copies *= self.consumer.memory.num_replicas
         return 10_000 + len(self.prompts) * (4 * copies + 100 * longest)
 
     @property

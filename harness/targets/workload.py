@@ -63,5 +63,8 @@ def engine_config(cell: Cell, engine_id: str, side: EngineTopology) -> EngineCon
         steps_in_flight=side.steps_in_flight,
         prefix_caching=side.prefix_caching,
         lease_ticks=LEASE_TICKS,
-        checksum=cell.policy.settings(cell.scenario.load_failure),
+        tp_size=side.tp,
+        pp_size=side.pp,
+        kernel_block_splits=side.kernel_block_splits,
+        checksum=cell.scenario.checksum.apply(cell.policy.settings(cell.scenario.load_failure)),
     )

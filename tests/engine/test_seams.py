@@ -51,7 +51,7 @@ FROZEN = {
 OTHERS = {
     "CopyOp": dict.fromkeys(
         ("index", "position", "layer", "part", "head", "source_block", "source_slot", "target_block", "target_slot",
-         "num_slots"), "int"
+         "num_slots", "source_replica", "target_replica"), "int"
     ),
     "Change": {"event": "E"},
     "Drop": {},

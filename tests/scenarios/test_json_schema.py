@@ -131,7 +131,7 @@ MISTAKES: list[tuple[str, Any]] = [
     ("policies", []),
     ("policies", ["off", "off"]),
     ("policies", ["open"]),
-    ("topology.producer.tp", 2),
+    ("topology.producer.tp", 3),
     ("topology.producer.block_size", 17),
     ("topology.producer.layout", "HNDD"),
     ("topology.producer.num_blocks", 3),

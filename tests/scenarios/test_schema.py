@@ -55,6 +55,7 @@ def test_everything_but_the_essentials_has_a_default() -> None:
         "pp": 1,
         "block_size": 16,
         "layout": "HND",
+        "kernel_block_splits": 1,
         "num_blocks": 64,
         "max_batched_tokens": 64,
         "max_num_seqs": 8,
@@ -166,6 +167,9 @@ def test_the_usual_topology_has_a_readable_id() -> None:
 def test_topology_ids_differ_whenever_a_field_differs() -> None:
     engines = [
         EngineTopology(),
+        EngineTopology(tp=2),
+        EngineTopology(pp=2),
+        EngineTopology(kernel_block_splits=2),
         EngineTopology(block_size=32),
         EngineTopology(layout="NHD"),
         EngineTopology(num_blocks=65),
@@ -176,7 +180,7 @@ def test_topology_ids_differ_whenever_a_field_differs() -> None:
         EngineTopology(max_model_len=1000),
         EngineTopology(num_blocks=65, max_num_seqs=9),
     ]
-    assert {name for e in engines for name in e.model_fields_set} == set(EngineTopology.model_fields) - {"tp", "pp"}
+    assert {name for e in engines for name in e.model_fields_set} == set(EngineTopology.model_fields)
     assert set(Topology.model_fields) == {"producer", "consumer", "model", "kv_dtype", "transfer"}
     topologies = [
         Topology(producer=producer, consumer=consumer, model=model, kv_dtype=dtype)

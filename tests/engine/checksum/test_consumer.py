@@ -93,7 +93,7 @@ def test_nothing_to_compare_with(checks, text, reason):
     ("sent", "reason"),
     [
         (PayloadGroup(0, 8, 16, 0, PAYLOAD.groups[0].values), "other_layers"),
-        (PayloadGroup(0, 9, 32, 0, PAYLOAD.groups[0].values), "other_block_size"),
+        (PayloadGroup(0, 9, 24, 0, PAYLOAD.groups[0].values), "other_block_size"),
         (PayloadGroup(0, 9, 16, 2, PAYLOAD.groups[0].values), "no_common_position"),
         (PayloadGroup(1, 9, 16, 0, PAYLOAD.groups[0].values), "one_side_only"),
     ],
