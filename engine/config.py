@@ -11,6 +11,7 @@ from engine.errors import StartupError
 from engine.numerics import MAX_CONTEXT
 
 Layout = Literal["HND", "NHD"]
+Speculator = Literal["repeat_last", "ngram"]
 KVDtype = Literal["bfloat16", "float16"]
 PARALLEL_SIZES = (1, 2, 4)
 KERNEL_BLOCK_SPLITS = (1, 2)
@@ -65,6 +66,11 @@ class EngineConfig:
 
     The engine has `tp_size * pp_size` ranks. A block lies in the cache as `kernel_block_splits` kernel blocks, which
     are all that an attention kernel knows of.
+
+    A lease is held for `lease_ticks`; a load waits `load_ticks` for a producer that is to push it. What engines of
+    other builds have and this one only declares, for what it means to checksums (CAR-5): context parallelism
+    (`dcp_size`, `pcp_size`), an executor that drops the outputs of all pipeline stages but the last
+    (`collects_all_stages`), a runner whose speculator writes after everything else (`checksums_after_speculator`).
     """
 
     engine_id: str
@@ -80,10 +86,17 @@ class EngineConfig:
     steps_in_flight: int = 2
     prefix_caching: bool = True
     lease_ticks: int = 1_000_000
+    load_ticks: int = 1_000_000
     device: str = "cpu"
     tp_size: int = 1
     pp_size: int = 1
     kernel_block_splits: int = 1
+    dcp_size: int = 1
+    pcp_size: int = 1
+    collects_all_stages: bool = True
+    speculator: Speculator | None = None
+    draft_tokens: int = 3
+    checksums_after_speculator: bool = True
     checksum: ChecksumSettings = field(default_factory=ChecksumSettings)
 
     def __post_init__(self) -> None:
@@ -94,6 +107,10 @@ class EngineConfig:
             "max_num_seqs": 1,
             "steps_in_flight": 1,
             "lease_ticks": 1,
+            "load_ticks": 1,
+            "dcp_size": 1,
+            "pcp_size": 1,
+            "draft_tokens": 1,
         }
         for name, minimum in minimums.items():
             value = getattr(self, name)
@@ -110,6 +127,13 @@ class EngineConfig:
             raise StartupError(
                 f"engine {self.engine_id}: kernel_block_splits is {self.kernel_block_splits}: use 1 or 2, and a "
                 f"block_size (now {self.block_size}) that it divides"
+            )
+        if self.speculator not in (None, "repeat_last", "ngram"):
+            raise StartupError(f"engine {self.engine_id}: speculator is {self.speculator!r}: use repeat_last or ngram")
+        if self.speculator is not None and self.steps_in_flight > 1:
+            raise StartupError(
+                f"engine {self.engine_id}: steps_in_flight is {self.steps_in_flight}: a speculator decides how many "
+                "tokens a step gives, use 1"
             )
         if not 1 <= self.context_limit <= min(self.capacity, MAX_CONTEXT):
             raise StartupError(

@@ -43,13 +43,15 @@ class TransferAggregator:
 
     def merge(self, ranks: tuple[TransferResults, ...]) -> TransferResults:
         """Take what each rank learnt in one step."""
+        checksums: dict[str, str] = {}
         for rank in ranks:
             self._failed |= rank.failed_receiving
+            checksums |= rank.checksums
         sent = self._complete(self._sending, [rank.finished_sending for rank in ranks])
         received = self._complete(self._receiving, [rank.finished_receiving | rank.failed_receiving for rank in ranks])
         failed = received & self._failed
         self._failed -= failed
-        return TransferResults(sent, received - failed, failed)
+        return TransferResults(sent, received - failed, failed, checksums)
 
     def _complete(self, done_by: dict[str, set[int]], reported: list[frozenset[str]]) -> frozenset[str]:
         for rank, request_ids in enumerate(reported):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.checksum.consumer import ConsumerChecksums
 from engine.checksum.records import GroupBlocks
 from engine.checksum.verdict import NotCheckedReason, Verdict, VerdictStatus, not_checked
-from engine.connectors.base import SchedulerConnector
+from engine.connectors.base import Carrier, SchedulerConnector
 from engine.request import Request, Status
 from engine.step import StepDraft
 
@@ -23,6 +23,11 @@ class Load:
 
     request: Request
     groups: Mapping[int, GroupBlocks]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the request, from its first on, that it holds once the load has finished."""
+        return min(blocks.num_tokens for blocks in self.groups.values())
 
     @property
     def abandoned(self) -> bool:
@@ -55,12 +60,12 @@ class Loads:
         """Start the request's load into these blocks with the step that is being planned."""
         request.load_started = True
         request.status = Status.WAITING_FOR_REMOTE_KVS
-        if not self._enabled:
-            request.verdict = not_checked(NotCheckedReason.OFF)
-        elif connector.kv_checksum_carrier(request, receiving=True) is None:
-            request.verdict = not_checked(NotCheckedReason.NO_CARRIER)
+        carrier = connector.kv_checksum_carrier(request, receiving=True) if self._enabled else None
+        if carrier is None:
+            reason = NotCheckedReason.NO_CARRIER if self._enabled else NotCheckedReason.OFF
+            request.verdict = not_checked(reason)
         else:
-            self._checks.start(request, groups, draft.step_id)
+            self._checks.start(request, groups, draft.step_id, brought_later=carrier is Carrier.CONNECTOR)
             draft.checksum_loads.add(request.request_id)
         self._in_flight[request.request_id] = Load(request, groups)
         draft.loads.append(connector.plan_load(request, groups))

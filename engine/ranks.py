@@ -74,6 +74,7 @@ class Ranks:
             for worker in self.workers if load.request_id in plan.checksum_loads else ():
                 worker.expect_load(load.request_id, load.groups)
         if self.connector is not None:
+            self.connector.take_message(plan.message)
             self.connector.start_loads(plan.loads)
 
     def _checksum_prompts(self, plan: StepPlan) -> list[list[PendingRecord]]:

@@ -121,11 +121,12 @@ class Scheduler:
         if not self._schedule_running(draft):
             self._schedule_waiting(draft)
         polls = (self._loads or self._leases) and self._last_step == self._collected_step
-        if not (draft.requests or draft.loads or polls or self._ended):
+        told = self._connector is not None and self._connector.has_message
+        if not (draft.requests or draft.loads or polls or told or self._ended):
             return None
         self._last_step = draft.step_id
         ended, self._ended = self._ended, []
-        return draft.to_plan(ended)
+        return draft.to_plan(ended, None if self._connector is None else self._connector.step_message())
 
     def _schedule_running(self, draft: StepDraft) -> bool:
         """Schedule running requests, oldest first. True if one had to be preempted or must wait for blocks."""
@@ -163,7 +164,7 @@ class Scheduler:
         shared = self.kv.cached_prefix(request)
         local = len(shared) * self._config.block_size
         remote = 0
-        if self._connector is not None and request.wants_remote_prefill:
+        if self._connector is not None and not request.load_started:
             remote = self._connector.matched_tokens(request, local)
         num_tokens = local + (remote or min(request.num_tokens - local, draft.budget))
         if not self.kv.admit(request, shared, num_tokens):
@@ -239,6 +240,8 @@ class Scheduler:
         for scheduled in plan.requests:
             self._take_tokens(scheduled, output.sampled)
         self._leases.free_sent(output.transfers.finished_sending, self._last_step)
+        for request_id, text in sorted(output.transfers.checksums.items()):
+            self.checks.bring(request_id, text)
         judged = self._take_loads(output.transfers)
         self.kv.release(self._collected_step)
         return judged
@@ -261,6 +264,9 @@ class Scheduler:
             self._finish(request, reason)
 
     def _take_loads(self, transfers: TransferResults) -> list[Load]:
+        if self._connector is not None:
+            for request_id in sorted(transfers.failed_receiving | transfers.finished_receiving):
+                self._connector.load_ended(request_id)
         for load in self._loads.fail(transfers.failed_receiving):
             if load.abandoned:
                 self._free(load.request)
@@ -281,9 +287,9 @@ class Scheduler:
         if self._policy.fail_closed and not request.verdict.acceptable:
             self._fail_load(request, why_unacceptable(request.verdict))
             return
-        # The prompt's last token is computed again, so that there is something to sample from.
-        request.num_computed_tokens = request.num_prompt_tokens - 1
-        self.kv.cache(request, request.num_prompt_tokens)
+        # Where the whole prompt came, its last token is computed again, so that there is something to sample from.
+        request.num_computed_tokens = min(load.num_tokens, request.num_prompt_tokens - 1)
+        self.kv.cache(request, load.num_tokens)
         self._first_use[request.request_id] = load.groups
         # It holds blocks, so it runs at once: in line behind a request that waits for these blocks it would block both.
         self._run(request)

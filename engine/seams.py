@@ -198,6 +198,15 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class CarrierPass:
+    """The encoded checksums of a load travel from P to D with the connector's own messages. None: there are none."""
+
+    engine: str
+    request_id: str
+    checksums: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksAllocated:
     engine: str
     request_id: str
@@ -269,8 +278,8 @@ class OutputFinalised:
 Event = (
     KVFinal | BlocksToChecksum | RecordLeaves | RecordArrives | Checksummed | ParamsLeave | ParamsPass
     | PayloadDecoded | LoadScheduled | LoadFinished | Verified | FirstUse | RecomputeStart | OpPosted | OpLanded
-    | Completion | Forward | BlocksAllocated | BlocksFreed | Preempted | RequestEnded | StepStart | StepEnd
-    | OutputFinalised
+    | Completion | CarrierPass | Forward | BlocksAllocated | BlocksFreed | Preempted | RequestEnded | StepStart
+    | StepEnd | OutputFinalised
 )  # fmt: skip
 E = TypeVar("E", bound=Event)
 
@@ -316,6 +325,7 @@ SEAMS: dict[str, tuple[type[Any], frozenset[str]]] = {
     "transfer.op_posted": (OpPosted, frozenset({CHANGE, DROP, HOLD})),
     "transfer.op_landed": (OpLanded, frozenset()),
     "transfer.completion": (Completion, frozenset({DROP, HOLD})),
+    "transfer.carrier_pass": (CarrierPass, frozenset({CHANGE})),
     "worker.forward": (Forward, frozenset()),
     "worker.record_leaves": (RecordLeaves, frozenset({CHANGE, DROP})),
     "worker.record_arrives": (RecordArrives, frozenset({CHANGE, DROP})),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.checksum.records import GroupBlocks, WorkerRecord
 from engine.checksum.worker import PendingRecord
@@ -34,7 +35,8 @@ class StepPlan:
 
     `kv_final` names, per request whose KV a consumer will read, the blocks that this step completes; of those,
     `checksum_sends` are to be checksummed (PRO-1). Of the loads that start, `checksum_loads` are to be checksummed
-    when they have finished (CON-1). `ended` names requests that no later step knows.
+    when they have finished (CON-1). `ended` names requests that no later step knows. `message` is what the connector's
+    side beside the scheduler tells that beside the workers.
     """
 
     step_id: int
@@ -44,6 +46,7 @@ class StepPlan:
     checksum_sends: Mapping[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
     checksum_loads: frozenset[str] = frozenset()
     ended: tuple[str, ...] = ()
+    message: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +61,7 @@ class StepDraft:
     checksum_sends: dict[str, Mapping[int, GroupBlocks]] = field(default_factory=dict)
     checksum_loads: set[str] = field(default_factory=set)
 
-    def to_plan(self, ended: list[str]) -> StepPlan:
+    def to_plan(self, ended: list[str], message: Any) -> StepPlan:
         """The finished plan."""
         return StepPlan(
             step_id=self.step_id,
@@ -68,6 +71,7 @@ class StepDraft:
             checksum_sends=self.checksum_sends,
             checksum_loads=frozenset(self.checksum_loads),
             ended=tuple(ended),
+            message=message,
         )
 
 

@@ -10,6 +10,9 @@ COMPETITORS = "lever.competitors"
 PROCESS = "lever.process"
 CHECKSUMS = "kv_checksums"
 RANKS = "engine.ranks"  # engines of several ranks, and blocks that lie in several kernel blocks
+PUSH = "transfer.push"
+BIDIRECTIONAL = "workload.bidirectional"
+CONNECTORS = "connectors"
 
 Side = Literal["producer", "consumer"]
 

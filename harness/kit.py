@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from engine.checksum.policy import LoadFailurePolicy
+from engine.connectors.multi import MultiConnector
+from engine.connectors.offload import OFFLOAD
 from engine.connectors.registry import CONNECTORS, ConnectorFactory
 from harness.conformance.cells import Ran, run_scenario
 from harness.conformance.exact import exact_blocks_trouble
@@ -123,6 +125,16 @@ class ConnectorConformance:
         self, factory: ConnectorFactory, load_failure: LoadFailurePolicy
     ) -> None:
         _none(failure_trouble(factory, load_failure, producer_model="small"))
+
+    @pytest.mark.parametrize("first", [True, False], ids=["asked first", "asked last"])
+    def test_it_can_be_a_part_of_a_multi_connector(self, factory: ConnectorFactory, first: bool) -> None:
+        """CAR-2: with an offloading connector beside it, which has no carrier."""
+        parts = (factory, OFFLOAD) if first else (OFFLOAD, factory)
+        multi = MultiConnector("kit_multi", "the connector under test and an offloading one", parts)
+        _none(carrier_trouble(multi))
+        _passes(run_scenario(multi, clean_scenario(Policy.FAIL_CLOSED_FAIL, {}), Policy.FAIL_CLOSED_FAIL, self.seed))
+        trouble = trouble_scenario("a bit flips on P after it was summed", Policy.FAIL_CLOSED_FAIL)
+        _passes(run_scenario(multi, trouble, Policy.FAIL_CLOSED_FAIL, self.seed))
 
     def test_parameters_that_no_producer_sends_do_no_harm(self, factory: ConnectorFactory) -> None:
         _none(hostile_trouble(factory))

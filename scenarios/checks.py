@@ -39,6 +39,8 @@ def cross_issues(data: Mapping[str, Any], faults: Sequence[FaultParams | None], 
         found += _room(draft)
     if "workload" not in broken:
         found += _fault_loads(draft.workload.requests, faults)
+    if "topology" not in broken:
+        found += _carriers(draft.topology.transfer, faults)
     if not {"policies", "expect"} & broken:
         found += _expectations(draft)
     if "policies" not in broken:
@@ -91,6 +93,20 @@ def _fault_loads(requests: int, faults: Sequence[FaultParams | None]) -> Iterato
             if load is not None and load > requests:
                 message = f"{field[-1]} is {load}, but workload.requests is {requests}: use 1 to {requests}"
                 yield Issue(("faults", index, *field), message)
+
+
+def _carriers(transfer: str, faults: Sequence[FaultParams | None]) -> Iterator[Issue]:
+    """Checksums pass with the parameters in a pull, and with the connector's own messages in a push."""
+    for index, fault in enumerate(faults):
+        if fault is None:
+            continue
+        at = fault.when.at
+        if at == "carrier_pass" and transfer != "push":
+            message = f"at is {at}, but in a {transfer} the proxy brings the checksums: use params_pass"
+            yield Issue(("faults", index, "when", "at"), message)
+        if at == "params_pass" and fault.kind == "drop_checksums" and transfer == "push":
+            message = f"at is {at}, but in a {transfer} the connector brings the checksums: use carrier_pass"
+            yield Issue(("faults", index, "when", "at"), message)
 
 
 def _expectations(scenario: Scenario) -> Iterator[Issue]:

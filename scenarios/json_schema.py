@@ -84,7 +84,10 @@ FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
         "consumer": {"description": "The engine that loads the KV and decodes."},
         "model": {"description": "The size of the model; its weights come from the seed."},
         "kv_dtype": {"description": "What K and V are stored as."},
-        "transfer": {"description": "Who moves the KV: in a pull the consumer reads it."},
+        "transfer": {
+            "description": "Who moves the KV: in a pull the consumer reads it, in a push the producer writes."
+        },
+        "connector": {"description": "What moves the KV, by name. Default: what there is for the transfer."},
     },
     EngineTopology: {
         "tp": {
@@ -104,6 +107,22 @@ FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
         "steps_in_flight": {"description": "Steps that may be scheduled before the output of the first has arrived."},
         "prefix_caching": {"description": "Whether blocks of an equal prefix are used again."},
         "max_model_len": {"description": "Tokens of the longest request. Default: what the pool holds."},
+        "dcp": {
+            "description": "Decode context parallelism, declared: with more than 1, checksums are disabled (CAR-5)."
+        },
+        "pcp": {
+            "description": "Prefill context parallelism, declared: with more than 1, checksums are disabled (CAR-5)."
+        },
+        "collects_all_stages": {
+            "description": "Whether the outputs of all pipeline stages reach the scheduler; if not, and pp is more "
+            "than 1, checksums are disabled (CAR-5)."
+        },
+        "speculator": {"description": "What guesses the next tokens. It needs steps_in_flight: 1."},
+        "draft_tokens": {"description": "How many tokens a speculator guesses a step."},
+        "checksums_after_speculator": {
+            "description": "Whether the runner can checksum once its speculator has written; if not, it refuses to "
+            "start with both (CAR-5)."
+        },
     },
     Checksum: {
         "version": {"const": 1, "description": "The version of the definition (docs/spec.md, DEF)."},
@@ -122,6 +141,10 @@ FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
         "competitors": {"description": "Prefills that want all of the producer's blocks; early_reuse lets them in."},
         "shared_prefix_tokens": {"description": "Tokens that all prompts begin with; fewer than the shortest prompt."},
         "identical_prompts": {"description": "Whether all requests have the same prompt."},
+        "in_turn": {"description": "Whether each request is sent only when the one before has been answered."},
+        "bidirectional": {
+            "description": "Whether the consumer holds each request for another reader: such loads carry no checksums."
+        },
     },
     Expectation: {
         "verdict": {"description": "What the engine's check says of the load."},

@@ -52,7 +52,8 @@ class Workload(BaseModel):
     """The requests of a cell. Prompt lengths are drawn from `prompt_tokens`, both ends included.
 
     `identical_prompts` gives every request the same prompt. Prefix caches would then serve all but the first: turn
-    them off where each is to be loaded whole.
+    them off where each is to be loaded whole. With `in_turn` a request is sent when the one before has been answered.
+    With `bidirectional` D holds each request for another reader, as P does: its loads have no carrier (CAR-4).
     """
 
     model_config = STRICT
@@ -63,13 +64,16 @@ class Workload(BaseModel):
     competitors: Annotated[int, Field(ge=0, le=4)] = 0
     shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
     identical_prompts: bool = False
+    in_turn: bool = False
+    bidirectional: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
         """What seeds depend on. A field that came later counts only when it is used: old scenarios keep their seeds."""
         plain = self.model_dump(mode="json")
-        if not self.identical_prompts:
-            del plain["identical_prompts"]
+        for name in ("identical_prompts", "in_turn", "bidirectional"):
+            if not plain[name]:
+                del plain[name]
         return plain
 
     @property

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
 from engine.config import KERNEL_BLOCK_SPLITS, PARALLEL_SIZES
 from scenarios.fields import STRICT, one_of
@@ -33,6 +33,12 @@ class EngineTopology(BaseModel):
     steps_in_flight: Annotated[int, Field(ge=1, le=4)] = 2
     prefix_caching: bool = True
     max_model_len: Annotated[int, Field(ge=1)] | None = None
+    dcp: Annotated[int, Field(ge=1, le=8)] = 1
+    pcp: Annotated[int, Field(ge=1, le=8)] = 1
+    collects_all_stages: bool = True
+    speculator: Literal["repeat_last", "ngram"] | None = None
+    draft_tokens: Annotated[int, Field(ge=1, le=16)] = 3
+    checksums_after_speculator: bool = True
 
     @property
     def capacity(self) -> int:
@@ -58,19 +64,13 @@ class Topology(BaseModel):
     consumer: EngineTopology = EngineTopology()
     model: Literal["tiny", "small"] = "tiny"
     kv_dtype: Literal["bfloat16", "float16"] = "bfloat16"
-    transfer: Literal["pull"] = "pull"
+    transfer: Literal["pull", "push"] = "pull"
+    connector: Literal["offload", "offload_pull", "pull_offload"] | None = None
 
     @property
     def needs_one_process(self) -> bool:
         """Whether an engine has several ranks, or blocks that lie in pieces: not every target has those."""
         return any(side.num_ranks > 1 or side.kernel_block_splits > 1 for side in (self.producer, self.consumer))
-
-    @field_validator("transfer", mode="before")
-    @classmethod
-    def _no_push(cls, value: Any) -> Any:
-        if value == "push":
-            raise ValueError("push is not in this version, use pull")
-        return value
 
     @property
     def id(self) -> str:
@@ -89,7 +89,7 @@ class Topology(BaseModel):
     def _unusual(self) -> dict[str, Any]:
         """Fields that the label does not show and that are not the default, by name."""
         shown = {"layout", "block_size", "tp", "pp"}
-        found = {}
+        found: dict[str, Any] = {} if self.connector is None else {"connector": self.connector}
         for side in ("producer", "consumer"):
             for name, value in getattr(self, side).model_dump(mode="json", exclude_defaults=True).items():
                 if name not in shown:

@@ -1,4 +1,8 @@
-"""D's scheduler: what a load should hold, what its workers found, and the verdict (CON-1 to CON-6, VER-4)."""
+"""D's scheduler: what a load should hold, what its workers found, and the verdict (CON-1 to CON-6, VER-4).
+
+What P sent comes with the parameters, before the load starts, or with the connector's own messages, at the latest when
+the load is reported as finished (EXT-3).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.checksum.payload import Payload, PayloadInvalid, PayloadLimits, decode
 from engine.checksum.records import GroupBlocks, WorkerRecord, WorldShape, merge_records
@@ -27,8 +32,11 @@ _warned: set[str] = set()
 
 @dataclass(slots=True, eq=False)
 class _PendingLoad:
+    """`payload` None: the connector has not brought it yet."""
+
     step_id: int
-    payload: Payload | UnverifiedReason
+    limits: PayloadLimits
+    payload: Payload | UnverifiedReason | None
     groups: Mapping[int, GroupBlocks]
     records: list[WorkerRecord] = field(default_factory=list)
 
@@ -47,13 +55,25 @@ class ConsumerChecksums:
         self._pending: dict[str, _PendingLoad] = {}
         self.counts: Counter[tuple[VerdictStatus, str | None]] = Counter()
 
-    def start(self, request: Request, groups: Mapping[int, GroupBlocks], step_id: int) -> None:
-        """A load starts with this step: decode what P sent, before anything is transferred (CON-1)."""
+    def start(
+        self, request: Request, groups: Mapping[int, GroupBlocks], step_id: int, *, brought_later: bool = False
+    ) -> None:
+        """A load starts with this step: decode what P sent, before anything is transferred (CON-1).
+
+        With `brought_later` the connector itself carries the checksums: `bring` is told of them.
+        """
         block_sizes = [blocks.block_size for blocks in groups.values()]
         limits = PayloadLimits.for_engine(self._max_model_len, block_sizes).for_request(request.num_prompt_tokens)
-        payload = self._decode(request, limits)
-        decoded = self._seams.emit(PayloadDecoded(self._engine, request.request_id, payload)).event
-        self._pending[request.request_id] = _PendingLoad(step_id, decoded.payload, groups)
+        self._pending[request.request_id] = _PendingLoad(step_id, limits, None, groups)
+        if not brought_later:
+            self.bring(request.request_id, request.param(CHECKSUMS_PARAM))
+
+    def bring(self, request_id: str, text: Any) -> None:
+        """What P sent for a load, as it arrived; None if nothing did. The first that arrives counts."""
+        pending = self._pending.get(request_id)
+        if pending is not None and pending.payload is None:
+            payload = _decode(request_id, text, pending.limits)
+            pending.payload = self._seams.emit(PayloadDecoded(self._engine, request_id, payload)).event.payload
 
     def add(self, step_id: int, request_id: str, records: list[WorkerRecord]) -> None:
         """Workers' records of a load, kept until it is judged (CON-3); those of steps before it are of another's."""
@@ -63,8 +83,9 @@ class ConsumerChecksums:
 
     def judge(self, request_id: str) -> Verdict:
         """The verdict of a load that every worker reported finished."""
+        self.bring(request_id, None)
         pending = self._pending.pop(request_id, None)
-        if pending is None:
+        if pending is None or pending.payload is None:
             return self._count(request_id, not_checked(NotCheckedReason.NO_CARRIER))
         merge = merge_records(pending.groups, pending.records, self._world)
         verdict = judge_load(pending.payload, pending.groups, merge, self._compare_block_sizes)
@@ -78,16 +99,6 @@ class ConsumerChecksums:
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def _decode(self, request: Request, limits: PayloadLimits) -> Payload | UnverifiedReason:
-        text = request.param(CHECKSUMS_PARAM)
-        if text is None:
-            return UnverifiedReason.NO_CHECKSUMS
-        try:
-            return decode(text, limits)
-        except PayloadInvalid as error:
-            logger.debug("request %s: %s", request.request_id, error)
-            return UnverifiedReason.INVALID
-
     def _count(self, request_id: str, verdict: Verdict) -> Verdict:
         self.counts[verdict.status, verdict.reason] += 1
         if verdict.status is VerdictStatus.MISMATCH:
@@ -99,3 +110,13 @@ class ConsumerChecksums:
                 logger.warning("KV loads cannot be verified: %s (logged once per reason)", verdict.reason)
             logger.debug("request %s: load unverified: %s", request_id, verdict.reason)
         return verdict
+
+
+def _decode(request_id: str, text: Any, limits: PayloadLimits) -> Payload | UnverifiedReason:
+    if text is None:
+        return UnverifiedReason.NO_CHECKSUMS
+    try:
+        return decode(text, limits)
+    except PayloadInvalid as error:
+        logger.debug("request %s: %s", request_id, error)
+        return UnverifiedReason.INVALID

@@ -17,6 +17,7 @@ from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.connectors import DEFAULT_CONNECTOR
 from engine.connectors.base import Carrier, LoadSpec, SchedulerConnector, TransferResults, WorkerConnector
+from engine.connectors.deadlines import Deadlines
 from engine.connectors.fabric import Fabric
 from engine.errors import RequestError
 from engine.request import Request
@@ -28,9 +29,7 @@ class PullScheduler(SchedulerConnector):
 
     def __init__(self, engine_id: str, lease_ticks: int, clock: Clock) -> None:
         self._engine_id = engine_id
-        self._lease_ticks = lease_ticks
-        self._clock = clock
-        self._deadlines: dict[str, int] = {}
+        self._leases = Deadlines(lease_ticks, clock)
 
     def kv_checksum_carrier(self, request: Request, receiving: bool) -> Carrier | None:
         """`kv_transfer_params`, for producer requests and regular loads; a bidirectional load has none (CAR-4)."""
@@ -39,20 +38,9 @@ class PullScheduler(SchedulerConnector):
         return Carrier.KV_TRANSFER_PARAMS if (regular_load if receiving else producer) else None
 
     def check_params(self, request: Request) -> None:
-        for name in ("do_remote_prefill", "do_remote_decode"):
-            if not isinstance(request.param(name), bool | None):
-                raise RequestError(
-                    f"request {request.request_id}: kv_transfer_params.{name} is {request.param(name)!r}: "
-                    "use true or false"
-                )
+        check_names(request)
         if not request.param("do_remote_prefill"):
             return
-        for name in ("remote_engine_id", "remote_request_id"):
-            if not isinstance(request.param(name), str):
-                raise RequestError(
-                    f"request {request.request_id}: kv_transfer_params.{name} is "
-                    f"{request.param(name)!r}: pass on the string that the producer sent"
-                )
         ids = request.param("remote_block_ids")
         if not isinstance(ids, list) or not all(isinstance(group, list) for group in ids):
             raise RequestError(f"request {request.request_id}: kv_transfer_params.remote_block_ids is no list of lists")
@@ -76,7 +64,7 @@ class PullScheduler(SchedulerConnector):
     def request_finished(self, request: Request, block_ids: Mapping[int, Sequence[int]]) -> dict[str, Any] | None:
         if not request.wants_remote_decode:
             return None
-        self._deadlines[request.request_id] = self._clock.now + self._lease_ticks
+        self._leases.start(request.request_id)
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -86,35 +74,49 @@ class PullScheduler(SchedulerConnector):
         }
 
     def sent(self, request_id: str) -> bool:
-        return self._deadlines.pop(request_id, None) is not None
+        return self._leases.drop(request_id)
 
     def expired(self) -> list[str]:
-        ended = [request_id for request_id, deadline in self._deadlines.items() if deadline <= self._clock.now]
-        for request_id in ended:
-            del self._deadlines[request_id]
-        return ended
+        return self._leases.take_ended()
 
     def renew(self, request_id: str) -> None:
         """A consumer says that it still reads the request: its lease starts again, unless it has ended already."""
-        deadline = self._deadlines.get(request_id)
-        if deadline is not None and self._clock.now < deadline:
-            self._deadlines[request_id] = self._clock.now + self._lease_ticks
+        self._leases.renew(request_id)
 
     @property
     def num_leases(self) -> int:
-        return len(self._deadlines)
+        return len(self._leases)
 
     @property
     def held(self) -> list[str]:
         """Requests whose blocks are held."""
-        return list(self._deadlines)
+        return list(self._leases)
 
     def holds_lease(self, request_id: str) -> bool:
-        return request_id in self._deadlines
+        return request_id in self._leases
 
     def end_lease(self, request_id: str) -> None:
         """Let the request's lease end now, as if its time had passed. Raises KeyError if it holds none."""
-        self._deadlines[request_id] = min(self._deadlines[request_id], self._clock.now)
+        self._leases.end(request_id)
+
+
+def check_names(request: Request) -> None:
+    """Refuse flags that are none, and a remote load whose producer or request has no name.
+
+    Raises:
+        RequestError: which parameter, and what it may be.
+    """
+    for name in ("do_remote_prefill", "do_remote_decode"):
+        if not isinstance(request.param(name), bool | None):
+            raise RequestError(
+                f"request {request.request_id}: kv_transfer_params.{name} is {request.param(name)!r}: use true or false"
+            )
+    for name in ("remote_engine_id", "remote_request_id") if request.param("do_remote_prefill") else ():
+        if not isinstance(request.param(name), str):
+            raise RequestError(
+                f"request {request.request_id}: kv_transfer_params.{name} is "
+                f"{request.param(name)!r}: pass on the string that the producer sent"
+            )
 
 
 class PullWorker(WorkerConnector):

@@ -5,8 +5,8 @@ Per position it keeps a digest per (layer, head), and the checksum that `kernels
 bytes, from which the known gaps are predicted. Positions count grid blocks of `grid` tokens, the smaller of the two
 sides' block sizes, so that both sides can be compared. Replicas of a head (EXT-1) that agree count as one.
 
-D computes the last prompt token again before it reads it, so what it reads of a load is one token less:
-`first_use` leaves that token out, and `to_be_read` is P's KV at KV final without it.
+D computes the last prompt token again before it reads it, so what it reads of a load of the whole prompt is one token
+less: `first_use` leaves that token out, and `to_be_read` is P's KV at KV final without it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class BytesOracle:
     def __init__(self, history: History, grid: int) -> None:
         self._history = history
         self._grid = grid
+        self._prompts: dict[str, int] = {}
 
     def attach(self, seams: Seams) -> None:
         """Before any fault at P's KV final; after every fault everywhere else."""
@@ -43,6 +44,7 @@ class BytesOracle:
         seams.on("consumer.first_use", self._first_use, Stage.AFTER)
 
     def _kv_final(self, event: KVFinal) -> None:
+        self._prompts[event.request_id] = max(blocks.num_tokens for blocks in event.groups.values())
         self._see(KV_FINAL, event.request_id, event.groups, event.memory)
         self._see(TO_BE_READ, event.request_id, event.groups, event.memory, leave_out=1)
 
@@ -53,7 +55,9 @@ class BytesOracle:
         self._see(LOAD_FINISHED, event.request_id, event.groups, event.memory)
 
     def _first_use(self, event: FirstUse) -> None:
-        self._see(FIRST_USE, event.request_id, event.groups, event.memory, leave_out=1)
+        loaded = max(blocks.num_tokens for blocks in event.groups.values())
+        whole = loaded >= self._prompts.get(event.request_id, 0)
+        self._see(FIRST_USE, event.request_id, event.groups, event.memory, leave_out=int(whole))
 
     def _see(
         self, at: str, request_id: str, groups: Mapping[int, GroupBlocks], memory: KVMemory, leave_out: int = 0

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.cache import SlotChange
+from engine.cache import KVMemory, SlotChange
 from engine.seams import Forward, OpLanded, Seams, Stage
 from harness.history import History
 from harness.oracles.view import EngineView
@@ -55,13 +55,10 @@ class ProvenanceOracle:
         self._prefixes = {request_id: _Prefixes(prompt) for request_id, prompt in prompts.items()}
         self._shadows: dict[str, Identities] = {}
         self._seen: dict[str, set[int]] = {}
+        self._elsewhere: dict[int, tuple[KVMemory, Identities]] = {}
         for engine in (producer, consumer):
-            memory = engine.memory
-            heads = memory.num_replicas, memory.num_layers, 2, memory.num_kv_heads
-            shape = (*heads, memory.num_blocks, memory.block_size)
-            shadow = np.full(shape, _NOTHING, dtype=np.int64)
-            self._shadows[engine.engine_id] = shadow
-            memory.watch(_Eraser(shadow))
+            self._shadows[engine.engine_id] = shadow_of(engine.memory)
+        self._consumer_memory = consumer.memory
         self._producer_shadow = self._shadows[producer.engine_id]
 
     def attach(self, seams: Seams) -> None:
@@ -98,9 +95,30 @@ class ProvenanceOracle:
         op = event.op
         source = slice(op.source_slot, op.source_slot + op.num_slots)
         target = slice(op.target_slot, op.target_slot + op.num_slots)
-        moved = self._producer_shadow[op.source_replica, op.layer, op.part, op.head, op.source_block, source]
-        own = self._shadows[event.engine]
+        moved = self._source(event)[op.source_replica, op.layer, op.part, op.head, op.source_block, source]
+        own = self._target(event)
         own[op.target_replica, op.layer, op.part, op.head, op.target_block, target] = moved
+
+    def _source(self, event: OpLanded) -> Identities:
+        """What an operation reads: an engine, or memory that was copied to before. In doubt it is the producer."""
+        if event.source is self._consumer_memory:
+            return self._shadows[self._consumer]
+        return self._elsewhere.get(id(event.source), (event.source, self._producer_shadow))[1]
+
+    def _target(self, event: OpLanded) -> Identities:
+        """What an operation writes: an engine, or memory that no engine computes with (a host's)."""
+        if event.engine in self._shadows:
+            return self._shadows[event.engine]
+        return self._elsewhere.setdefault(id(event.target), (event.target, shadow_of(event.target)))[1]
+
+
+def shadow_of(memory: KVMemory) -> Identities:
+    """An empty shadow that follows what is changed from outside: [replicas, layers, K|V, kv_heads, blocks, slots]."""
+    heads = memory.num_replicas, memory.num_layers, 2, memory.num_kv_heads
+    shape = (*heads, memory.num_blocks, memory.block_size)
+    shadow = np.full(shape, _NOTHING, dtype=np.int64)
+    memory.watch(_Eraser(shadow))
+    return shadow
 
 
 class _Eraser:

@@ -66,5 +66,11 @@ def engine_config(cell: Cell, engine_id: str, side: EngineTopology) -> EngineCon
         tp_size=side.tp,
         pp_size=side.pp,
         kernel_block_splits=side.kernel_block_splits,
+        dcp_size=side.dcp,
+        pcp_size=side.pcp,
+        collects_all_stages=side.collects_all_stages,
+        speculator=side.speculator,
+        draft_tokens=side.draft_tokens,
+        checksums_after_speculator=side.checksums_after_speculator,
         checksum=cell.scenario.checksum.apply(cell.policy.settings(cell.scenario.load_failure)),
     )

@@ -37,6 +37,7 @@ FROZEN = {
     "transfer.op_posted": ("OpPosted", WHO | OP, ("change", "drop", "hold")),
     "transfer.op_landed": ("OpLanded", WHO | OP, ()),
     "transfer.completion": ("Completion", WHO | {"to_producer": "bool"}, ("drop", "hold")),
+    "transfer.carrier_pass": ("CarrierPass", WHO | {"checksums": "str | None"}, ("change",)),
     "worker.forward": ("Forward", WHO | {"first_position": "int", "token_ids": "tuple[int, ...]"} | IDS, ()),
     "worker.record_leaves": ("RecordLeaves", ENGINE | {"record": "WorkerRecord"}, ("change", "drop")),
     "worker.record_arrives": ("RecordArrives", ENGINE | {"record": "WorkerRecord"}, ("change", "drop")),
@@ -209,6 +210,9 @@ def test_every_seam_is_reached_with_its_payload(tools, new_world):
     prompts = [tools.prompt(f"r{i}", 20 + 7 * i, max_tokens=60) for i in range(4)]
     answers = world.run(prompts)
     assert answers["r1"].recomputed
+    pushed = new_world(transfer="push")
+    pushed.seams.on("transfer.carrier_pass", lambda event: reached.setdefault("transfer.carrier_pass", event) and None)
+    pushed.run(prompts[:1])
     assert set(reached) == set(SEAMS)
     for seam, event in reached.items():
         assert type(event) is SEAMS[seam][0]
@@ -240,7 +244,7 @@ def test_an_engine_with_listeners_that_only_look_is_no_other(tools, new_world, s
 
 def one_load(new_world, tools, seam, handler, mode="log"):
     """One load with a handler on one seam. Returns the world and, if it came to that, the answer."""
-    world = new_world(mode)
+    world = new_world(mode, transfer="push" if seam == "transfer.carrier_pass" else "pull")
     world.seams.on(seam, handler)
     prompt = tools.prompt("a", 40)
     world.arrivals.append(prompt)
@@ -354,6 +358,12 @@ EFFECTS = {
     ("transfer.completion", "drop"): never_ends("transfer.completion", lost_to_d),
     ("transfer.completion", "hold"): holds(
         "transfer.completion", lambda e, hold: None if e.to_producer else hold
+    ),
+    ("transfer.carrier_pass", "change"): ends(
+        "transfer.carrier_pass",
+        lambda e: Change(dataclasses.replace(e, checksums=None)),
+        UNVERIFIED,
+        "no_checksums",
     ),
     (LEAVES, "change"): ends(LEAVES, other_values, MISMATCH),
     (LEAVES, "drop"): ends(LEAVES, lost_on_d, UNVERIFIED, "workers_missing"),

@@ -62,6 +62,12 @@ def test_everything_but_the_essentials_has_a_default() -> None:
         "steps_in_flight": 2,
         "prefix_caching": True,
         "max_model_len": None,
+        "dcp": 1,
+        "pcp": 1,
+        "collects_all_stages": True,
+        "speculator": None,
+        "draft_tokens": 3,
+        "checksums_after_speculator": True,
     }
     assert scenario.topology.producer.model_dump() == scenario.topology.consumer.model_dump() == engine
     assert (scenario.faults, scenario.others, scenario.load_failure, scenario.known_gap) == ((), None, None, {})
@@ -179,9 +185,15 @@ def test_topology_ids_differ_whenever_a_field_differs() -> None:
         EngineTopology(prefix_caching=False),
         EngineTopology(max_model_len=1000),
         EngineTopology(num_blocks=65, max_num_seqs=9),
+        EngineTopology(dcp=2),
+        EngineTopology(pcp=2),
+        EngineTopology(collects_all_stages=False),
+        EngineTopology(speculator="ngram", steps_in_flight=1),
+        EngineTopology(speculator="ngram", steps_in_flight=1, draft_tokens=2),
+        EngineTopology(checksums_after_speculator=False),
     ]
     assert {name for e in engines for name in e.model_fields_set} == set(EngineTopology.model_fields)
-    assert set(Topology.model_fields) == {"producer", "consumer", "model", "kv_dtype", "transfer"}
+    assert set(Topology.model_fields) == {"producer", "consumer", "model", "kv_dtype", "transfer", "connector"}
     topologies = [
         Topology(producer=producer, consumer=consumer, model=model, kv_dtype=dtype)
         for producer in engines
@@ -189,6 +201,7 @@ def test_topology_ids_differ_whenever_a_field_differs() -> None:
         for model in ("tiny", "small")
         for dtype in ("bfloat16", "float16")
     ]
+    topologies += [Topology(transfer="push"), Topology(connector="offload"), Topology(connector="offload_pull")]
     assert len({topology.id for topology in topologies}) == len(topologies)
 
 
