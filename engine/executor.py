@@ -101,7 +101,7 @@ class Executor:
                 if record is not None:
                     records.setdefault(record.request_id, []).append(record)
         transfers = self._transfers.merge(tuple(rank.transfers for rank in step.ranks))
-        return step.plan, StepOutput(step.ranks[0].sampled, records, transfers)
+        return step.plan, StepOutput(step.ranks[0].sampled, records, transfers, step.ranks[0].accepted)
 
     def _pass_on(self, record: WorkerRecord) -> WorkerRecord | None:
         leaves = self._seams.emit(RecordLeaves(self._engine, record))

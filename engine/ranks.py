@@ -10,6 +10,7 @@ would compute alike (embedding, projections behind the gather, sampling) is comp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -17,11 +18,12 @@ from engine.batch import make_batch
 from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
 from engine.checksum.worker import PendingRecord
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Speculator
 from engine.connectors.base import TransferResults, WorkerConnector
 from engine.model import load_model
-from engine.seams import Checksummed, FirstUse, Forward, KVFinal, LoadFinished, LoadScheduled, Seams
+from engine.seams import Checksummed, FirstUse, Forward, KVFinal, LoadFinished, LoadScheduled, Seams, SpeculatorWrote
 from engine.sharding import shard_model
+from engine.speculator import accept, propose
 from engine.step import RankOutput, ScheduledRequest, StepPlan
 from engine.worker import Worker
 
@@ -34,6 +36,8 @@ class Ranks:
         self._device = config.device
         self._block_size = config.block_size
         self._seams = seams
+        self._speculator = config.speculator
+        self._draft_tokens = config.draft_tokens
         self._model = load_model(config.model, config.seed, config.device)
         shards = shard_model(config.model, config.tp_size, config.pp_size)
         self._stages = [[Worker(config, shard) for shard in stage] for stage in shards]
@@ -52,12 +56,15 @@ class Ranks:
             if request.loaded is not None:
                 self._seams.emit(FirstUse(self._engine, request.request_id, request.loaded, self.memory))
         sampled = self._forward(plan.requests) if plan.requests else {}
+        accepted = self._speculate(self._speculator, plan, sampled) if self._speculator is not None else {}
         records = self._checksum_prompts(plan)
         transfers = self._poll()
         self._announce_finished(transfers)
         for own, results, worker in zip(records, transfers, self.workers, strict=True):
             own += _finish_loads(worker, results)
-        return tuple(RankOutput(sampled, tuple(own), results) for own, results in zip(records, transfers, strict=True))
+        return tuple(
+            RankOutput(sampled, tuple(own), results, accepted) for own, results in zip(records, transfers, strict=True)
+        )
 
     def _forget(self, ended: Sequence[str]) -> None:
         """Drop what is known of requests that ended; a load in flight goes on, but is not summed (CON-2)."""
@@ -111,13 +118,50 @@ class Ranks:
         for request in requests if self._seams.listened("worker.forward") else ():
             own, first = tokens[request.request_id], request.first_position
             self._seams.emit(Forward(self._engine, request.request_id, first, own, request.block_ids))
+        return self._sample(self._compute(requests, tokens), requests)
+
+    def _compute(self, requests: Sequence[ScheduledRequest], tokens: Mapping[str, Sequence[int]]) -> torch.Tensor:
+        """These tokens through all stages, whose KV is written: the residual, float64 [tokens, hidden]."""
         batch = make_batch(requests, tokens, self._block_size, self._device)
         x = self._model.embed(batch.token_ids)
         for stage in self._stages:
             for layer in stage[0].shard.layers:
                 heads = [worker.attend(layer, x, batch) for worker in stage]
                 x = self._model.finish_layer(layer, x, torch.cat(heads, dim=1))
-        return self._sample(x, requests)
+        return x
+
+    def _speculate(
+        self, speculator: Speculator, plan: StepPlan, sampled: Mapping[str, int]
+    ) -> dict[str, tuple[int, ...]]:
+        """Guess what follows the sampled tokens, compute it, and keep what was right: tokens by request id."""
+        shares, tokens = [], {}
+        for request in plan.requests:
+            room = min(self._draft_tokens, len(request.block_ids) * self._block_size - request.end)
+            if request.sample and room > 0:
+                known = (*request.history, sampled[request.request_id])
+                guesses = propose(speculator, known, room - 1)
+                tokens[request.request_id] = (known[-1], *guesses)
+                shares.append(replace(request, first_position=request.end, num_tokens=room))
+        if not shares:
+            return {}
+        greedy = self._greedy(self._compute(shares, tokens))
+        accepted, row = {}, 0
+        for share in shares:
+            request_id, written = share.request_id, tokens[share.request_id]
+            accepted[request_id] = accept(written[1:], greedy[row : row + len(written)])
+            row += len(written)
+            right = written[: len(accepted[request_id])]
+            self._seams.emit(Forward(self._engine, request_id, share.first_position, right, share.block_ids))
+            if request_id in plan.kv_final:
+                at = plan.kv_final[request_id], self.memory, share.first_position, written
+                self._seams.emit(SpeculatorWrote(self._engine, request_id, *at))
+        return accepted
+
+    def _greedy(self, x: torch.Tensor) -> list[int]:
+        """The most likely token after each row."""
+        # numpy's argmax takes the first of equal maxima; torch promises nothing.
+        chosen: list[int] = self._model.logits(x).cpu().numpy().argmax(axis=-1).tolist()
+        return chosen
 
     def _tokens(self, request: ScheduledRequest) -> tuple[int, ...]:
         """The request's tokens in this step; the last may have been sampled by the step before."""
@@ -134,9 +178,7 @@ class Ranks:
                 ids.append(request.request_id)
         if not rows:
             return {}
-        # numpy's argmax takes the first of equal maxima; torch promises nothing.
-        chosen = self._model.logits(x[rows]).cpu().numpy().argmax(axis=-1)
-        sampled = {request_id: int(token) for request_id, token in zip(ids, chosen, strict=True)}
+        sampled = dict(zip(ids, self._greedy(x[rows]), strict=True))
         self._last_token.update(sampled)
         return sampled
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from engine.checksum.consumer import ConsumerChecksums
 from engine.checksum.policy import ChecksumPolicy
@@ -184,6 +184,9 @@ class Scheduler:
         request.num_computed_tokens += num_tokens
         sample = request.num_computed_tokens == request.num_tokens + request.num_placeholders
         draft.budget -= num_tokens
+        if sample and self._config.speculator is not None:
+            # Room for what is guessed, if there is any to spare: without it fewer tokens are guessed.
+            self.kv.grow(request, request.num_computed_tokens + self._config.draft_tokens)
         draft.requests.append(
             ScheduledRequest(
                 request_id=request.request_id,
@@ -194,6 +197,7 @@ class Scheduler:
                 block_ids=tuple(request.block_ids),
                 sample=sample,
                 loaded=self._first_use.pop(request.request_id, None),
+                history=tuple(request.all_token_ids) if sample and self._config.speculator is not None else (),
             )
         )
         request.num_placeholders += sample
@@ -238,7 +242,7 @@ class Scheduler:
             self.sends.add(plan.step_id, request_id, records)
             self.checks.add(plan.step_id, request_id, records)
         for scheduled in plan.requests:
-            self._take_tokens(scheduled, output.sampled)
+            self._take_tokens(scheduled, output)
         self._leases.free_sent(output.transfers.finished_sending, self._last_step)
         for request_id, text in sorted(output.transfers.checksums.items()):
             self.checks.bring(request_id, text)
@@ -246,20 +250,18 @@ class Scheduler:
         self.kv.release(self._collected_step)
         return judged
 
-    def _take_tokens(self, scheduled: ScheduledRequest, sampled: Mapping[str, int]) -> None:
+    def _take_tokens(self, scheduled: ScheduledRequest, output: StepOutput) -> None:
         request = self._requests.get(scheduled.request_id)
         if request is None or request.epoch != scheduled.epoch:
             return
-        reason = None
+        reason, more = None, 0
         if scheduled.sample:
-            token = sampled[scheduled.request_id]
-            request.output_token_ids.append(token)
             request.num_placeholders -= 1
-            if token == EOS:
-                reason = FinishReason.STOP
-            elif len(request.output_token_ids) >= request.max_tokens:
-                reason = FinishReason.LENGTH
-        self.kv.cache(request, scheduled.first_position + scheduled.num_tokens)
+            accepted = output.accepted.get(scheduled.request_id, ())
+            reason = _append(request, [output.sampled[scheduled.request_id], *accepted])
+            more = len(request.output_token_ids) + request.num_prompt_tokens - scheduled.end - 1
+            request.num_computed_tokens += more
+        self.kv.cache(request, scheduled.end + more)
         if reason is not None:
             self._finish(request, reason)
 
@@ -326,3 +328,14 @@ class Scheduler:
     def _free(self, request: Request) -> None:
         self.kv.free(request.request_id, request.block_ids, self._last_step)
         request.block_ids = []
+
+
+def _append(request: Request, tokens: Iterable[int]) -> FinishReason | None:
+    """Take sampled tokens up to the one that ends the request; why it ends."""
+    for token in tokens:
+        request.output_token_ids.append(token)
+        if token == EOS:
+            return FinishReason.STOP
+        if len(request.output_token_ids) >= request.max_tokens:
+            return FinishReason.LENGTH
+    return None

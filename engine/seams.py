@@ -10,15 +10,23 @@ FAULT, AFTER (oracles that must see what the fault left).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 from engine.cache import KVMemory
 from engine.checksum.payload import Payload
 from engine.checksum.records import GroupBlocks, WorkerRecord
 from engine.checksum.verdict import UnverifiedReason, Verdict
+from engine.decisions import CHANGE as CHANGE
+from engine.decisions import DROP as DROP
+from engine.decisions import HOLD as HOLD
+from engine.decisions import Change as Change
+from engine.decisions import Decision as Decision
+from engine.decisions import Drop as Drop
+from engine.decisions import Handler as Handler
+from engine.decisions import Hold as Hold
+from engine.decisions import Stage as Stage
 
 Groups = Mapping[int, GroupBlocks]
 
@@ -31,6 +39,21 @@ class KVFinal:
     request_id: str
     groups: Groups
     memory: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatorWrote:
+    """P's worker: the speculator has written KV past a prompt that is finished; nothing is summed yet.
+
+    `token_ids` are the sampled token and what was guessed after it, computed at `first_position` onwards.
+    """
+
+    engine: str
+    request_id: str
+    groups: Groups
+    memory: KVMemory
+    first_position: int
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +299,7 @@ class OutputFinalised:
 
 
 Event = (
-    KVFinal | BlocksToChecksum | RecordLeaves | RecordArrives | Checksummed | ParamsLeave | ParamsPass
+    SpeculatorWrote | KVFinal | BlocksToChecksum | RecordLeaves | RecordArrives | Checksummed | ParamsLeave | ParamsPass
     | PayloadDecoded | LoadScheduled | LoadFinished | Verified | FirstUse | RecomputeStart | OpPosted | OpLanded
     | Completion | CarrierPass | Forward | BlocksAllocated | BlocksFreed | Preempted | RequestEnded | StepStart
     | StepEnd | OutputFinalised
@@ -284,33 +307,9 @@ Event = (
 E = TypeVar("E", bound=Event)
 
 
-@dataclass(frozen=True, slots=True)
-class Change(Generic[E]):
-    """Go on with this event instead."""
-
-    event: E
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Go on as if it had not happened."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Wait until `until()` is true. `why` is what a report says when it never is."""
-
-    until: Callable[[], bool]
-    why: str
-
-
-Decision = Change[Any] | Drop | Hold | None
-Handler = Callable[[Any], Decision]
-
-CHANGE, DROP, HOLD = "change", "drop", "hold"
-
 # Seam name -> (event type, decisions it takes beside looking). KV bytes may be changed wherever there is a memory.
 SEAMS: dict[str, tuple[type[Any], frozenset[str]]] = {
+    "producer.speculator_wrote": (SpeculatorWrote, frozenset()),
     "producer.kv_final": (KVFinal, frozenset()),
     "producer.blocks_to_checksum": (BlocksToChecksum, frozenset({CHANGE, DROP})),
     "producer.checksummed": (Checksummed, frozenset()),
@@ -338,14 +337,6 @@ SEAMS: dict[str, tuple[type[Any], frozenset[str]]] = {
     "step.output_finalised": (OutputFinalised, frozenset({HOLD})),
 }
 NAMES: dict[type[Any], str] = {event: name for name, (event, _) in SEAMS.items()}
-
-
-class Stage(IntEnum):
-    """The order of handlers at one seam."""
-
-    BEFORE = 0
-    FAULT = 1
-    AFTER = 2
 
 
 @dataclass(frozen=True, slots=True)

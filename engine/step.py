@@ -16,7 +16,8 @@ class ScheduledRequest:
     """A request's share of a step: `num_tokens` tokens from position `first_position` on.
 
     `token_ids` is one short when the last token is still being sampled by an earlier step; the worker knows it.
-    `loaded` names the blocks of a remote load that this step reads for the first time.
+    `loaded` names the blocks of a remote load that this step reads for the first time. `history` are all tokens that
+    are known of the request, where there is a speculator that guesses from them.
     """
 
     request_id: str
@@ -27,6 +28,12 @@ class ScheduledRequest:
     block_ids: tuple[int, ...]
     sample: bool
     loaded: Mapping[int, GroupBlocks] | None = None
+    history: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.first_position + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +89,17 @@ class RankOutput:
     sampled: Mapping[str, int]
     records: tuple[PendingRecord, ...]
     transfers: TransferResults
+    accepted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The merged output of all workers, as the scheduler gets it."""
+    """The merged output of all workers, as the scheduler gets it.
+
+    `accepted` are the tokens that follow the sampled one, with the KV of all but the last (`engine.speculator`).
+    """
 
     sampled: Mapping[str, int]
     records: Mapping[str, list[WorkerRecord]]
     transfers: TransferResults
+    accepted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -230,12 +230,12 @@ class Fabric:
         checksums = read.checksums
         if checksums is not None:
             checksums = self._seams.emit(CarrierPass(read.engine, read.request_id, checksums)).event.checksums
-        reader, source = self._peers[read.engine], self._peers[read.source_engine]
+        reader, sender = self._peers[read.engine], self._peers[read.source_engine]
         to_reader = [partial(self._receive, reader, box, read.request_id, checksums) for box in reader.received]
-        to_source = [partial(box.add, read.remote_request_id) for box in source.sent]
+        to_sender = [partial(box.add, read.remote_request_id) for box in sender.sent]
         arrivals: list[tuple[bool, str, Sequence[Callable[[], object]]]] = [
             (False, read.request_id, to_reader),
-            (True, read.remote_request_id, to_source),
+            (True, read.remote_request_id, to_sender),
         ]
         for to_producer, request_id, each in arrivals:
             completed = self._seams.emit(Completion(read.engine, request_id, to_producer))

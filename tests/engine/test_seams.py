@@ -23,6 +23,11 @@ IDS = {"block_ids": "tuple[int, ...]"}
 STEP = ENGINE | {"step_id": "int"}
 
 FROZEN = {
+    "producer.speculator_wrote": (
+        "SpeculatorWrote",
+        WHO | GROUPS | MEMORY | {"first_position": "int", "token_ids": "tuple[int, ...]"},
+        (),
+    ),
     "producer.kv_final": ("KVFinal", WHO | GROUPS | MEMORY, ()),
     "producer.blocks_to_checksum": ("BlocksToChecksum", WHO | GROUPS, ("change", "drop")),
     "producer.checksummed": ("Checksummed", WHO | GROUPS | MEMORY, ()),
@@ -210,6 +215,9 @@ def test_every_seam_is_reached_with_its_payload(tools, new_world):
     prompts = [tools.prompt(f"r{i}", 20 + 7 * i, max_tokens=60) for i in range(4)]
     answers = world.run(prompts)
     assert answers["r1"].recomputed
+    guesses = new_world(steps_in_flight=1, speculator="ngram")
+    guesses.seams.on("producer.speculator_wrote", lambda e: reached.setdefault("producer.speculator_wrote", e) and None)
+    guesses.run(prompts[:1])
     pushed = new_world(transfer="push")
     pushed.seams.on("transfer.carrier_pass", lambda event: reached.setdefault("transfer.carrier_pass", event) and None)
     pushed.run(prompts[:1])
@@ -387,7 +395,8 @@ def test_a_decision_acts(new_world, tools, seam, kind):
 def test_bytes_can_be_changed_where_there_is_a_memory(new_world, tools, seam):
     """What the change does to the verdict says where in the protocol the seam is."""
     expected = {
-        "producer.kv_final": (VerdictStatus.VERIFIED, True),  # GAP-1: before it is summed
+        "producer.speculator_wrote": (VerdictStatus.VERIFIED, True),  # GAP-1: before it is summed
+        "producer.kv_final": (VerdictStatus.VERIFIED, True),
         "producer.checksummed": (MISMATCH, True),
         "consumer.load_scheduled": (VerdictStatus.VERIFIED, False),  # the load overwrites it
         "consumer.load_finished": (MISMATCH, True),
@@ -399,7 +408,8 @@ def test_bytes_can_be_changed_where_there_is_a_memory(new_world, tools, seam):
     def fill(event):
         event.memory.fill(event.groups[0].block_ids, b"POISONED")
 
-    world = new_world("log")
+    more = {"steps_in_flight": 1, "speculator": "ngram"} if seam == "producer.speculator_wrote" else {}
+    world = new_world("log", **more)
     world.seams.on(seam, fill)
     world.seams.on("consumer.first_use", lambda e: read.update(kv=e.memory.slots(e.groups[0].block_ids)), Stage.AFTER)
     answer = world.run([tools.prompt("a", 40)])["a"]
