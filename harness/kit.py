@@ -27,6 +27,7 @@ from harness.conformance.promises import carrier_trouble, failure_trouble, lease
 from harness.conformance.situations import (
     KIT_BLOCK_SIZES,
     LAYOUTS,
+    MIXED_BLOCK_SIZES,
     SITUATIONS,
     TROUBLE_CELLS,
     TROUBLES,
@@ -76,6 +77,14 @@ class ConnectorConformance:
             "producer": {"layout": producer, "block_size": block_size},
             "consumer": {"layout": consumer, "block_size": block_size},
         }
+        _passes(run_scenario(factory, clean_scenario(Policy.FAIL_OPEN, topology), Policy.FAIL_OPEN, self.seed))
+
+    @pytest.mark.parametrize(("producer", "consumer"), MIXED_BLOCK_SIZES)
+    def test_clean_loads_verify_across_block_sizes(
+        self, factory: ConnectorFactory, producer: int, consumer: int
+    ) -> None:
+        """EXT-2: sums of blocks are compared, so the copy must be right to the token."""
+        topology = {"producer": {"block_size": producer}, "consumer": {"block_size": consumer}}
         _passes(run_scenario(factory, clean_scenario(Policy.FAIL_OPEN, topology), Policy.FAIL_OPEN, self.seed))
 
     @pytest.mark.parametrize("situation", SITUATIONS)

@@ -69,7 +69,7 @@ class SimCompetitors:
         return True
 
 
-def _deadline(topology: Topology, prompts: Sequence[Prompt]) -> int:
+def deadline_of(topology: Topology, prompts: Sequence[Prompt]) -> int:
     """Actions that no clean run comes near: several times its copy operations and steps."""
     model = preset(topology.model)
     longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in prompts)
@@ -89,13 +89,13 @@ class SimWorld:
         self.clock = VirtualClock()
         self.fabric = Fabric(seams)
         self.prompts = make_prompts(scenario, cell.data_seed)
-        self._deadline = _deadline(scenario.topology, self.prompts)
+        self.deadline = deadline_of(scenario.topology, self.prompts)
         factory = CONNECTORS[cell.connector]
         self.producer, self.consumer = (
             # A load that waits for a push fails long after any clean one, and before the run is given up.
             connected_engine(
                 factory,
-                replace(engine_config(cell, name, side), load_ticks=self._deadline // 2),
+                replace(engine_config(cell, name, side), load_ticks=self.deadline // 2),
                 seams,
                 self.clock,
                 self.fabric,
@@ -129,7 +129,7 @@ class SimWorld:
 
     def run(self) -> bool:
         """Run until every request is answered and nothing is left to do. False: the deadline came first."""
-        for _ in range(self._deadline):
+        for _ in range(self.deadline):
             actions = self._actions()
             if actions:
                 self._rng.choice(actions)()

@@ -164,3 +164,11 @@ def test_a_record_that_left_changed_arrives_changed():
     _, output = engine.collect()
     assert arrived == [RecordArrives("e", other)]
     assert output.records == {"b": [other]}
+
+
+@pytest.mark.req("EXT-3")
+def test_checksums_that_any_rank_was_brought_are_passed_on():
+    aggregator = TransferAggregator(2)
+    first = aggregator.merge((TransferResults(checksums={"a": "x"}), TransferResults(checksums={"b": "y"})))
+    assert first.checksums == {"a": "x", "b": "y"}
+    assert aggregator.merge((TransferResults(), TransferResults())).checksums == {}

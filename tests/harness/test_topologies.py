@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 
 from harness.api import run_scenario
+from harness.history import History
+from harness.judge import judge
+from harness.observe import observe
+from harness.plan import plan_cells
+from harness.targets import TARGETS
 from scenarios.loader import load_scenarios
 from scenarios.words import Policy, Result
 
@@ -76,3 +81,15 @@ def test_it_comes_out_as_the_scenario_says(root: Path, name: str, policy: Policy
 def test_a_refusal_says_why(root: Path, name: str, says: str) -> None:
     cell = run_scenario(files(root)[name], policy=Policy.FAIL_CLOSED_FAIL, seed=SEED)
     assert all(says in str(load.error) for load in cell.loads)
+
+
+@pytest.mark.parametrize("name", ["offload-clean", "offload-short", "push-clean"])
+def test_the_bytes_alone_say_the_same_of_loads_of_a_part_of_a_prompt(root: Path, name: str) -> None:
+    """Without the provenance oracle: what was read is judged by the bytes at the first use."""
+    (scenario,) = load_scenarios([files(root)[name]])
+    target = TARGETS["sim"]
+    cell, *_ = plan_cells([scenario], [Policy.FAIL_OPEN], SEED, target.provides, provenance=False)
+    history = History()
+    target.run(cell, history)
+    result = judge(observe(history.lines), "")
+    assert result.why == ()
