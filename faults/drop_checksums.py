@@ -54,9 +54,9 @@ class DropChecksums(Fault[DropChecksumsParams]):
 
     def attach(self, seams: Seams) -> None:
         by_proxy = self.params.when.at == "params_pass"
-        seams.on(MOMENTS[self.params.when.at], self._pass_proxy if by_proxy else self._pass_carrier)
+        seams.on(MOMENTS[self.params.when.at], self._pass if by_proxy else self._pass_carrier)
 
-    def _pass_proxy(self, event: ParamsPass) -> Change[ParamsPass] | None:
+    def _pass(self, event: ParamsPass) -> Change[ParamsPass] | None:
         text = event.params.get(CHECKSUMS_PARAM)
         if event.request_id != self.context.request_id or not isinstance(text, str):
             return None
