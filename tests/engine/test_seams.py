@@ -389,29 +389,3 @@ def test_the_effect_of_every_decision_is_tested():
 @pytest.mark.parametrize(("seam", "kind"), ALLOWED, ids=str)
 def test_a_decision_acts(new_world, tools, seam, kind):
     EFFECTS[seam, kind](new_world, tools)
-
-
-@pytest.mark.parametrize("seam", [seam for seam, (_, fields, _) in FROZEN.items() if "memory" in fields])
-def test_bytes_can_be_changed_where_there_is_a_memory(new_world, tools, seam):
-    """What the change does to the verdict says where in the protocol the seam is."""
-    expected = {
-        "producer.speculator_wrote": (VerdictStatus.VERIFIED, True),  # GAP-1: before it is summed
-        "producer.kv_final": (VerdictStatus.VERIFIED, True),
-        "producer.checksummed": (MISMATCH, True),
-        "consumer.load_scheduled": (VerdictStatus.VERIFIED, False),  # the load overwrites it
-        "consumer.load_finished": (MISMATCH, True),
-        "consumer.verified": (VerdictStatus.VERIFIED, True),  # GAP-2: after it was verified
-        "consumer.first_use": (VerdictStatus.VERIFIED, True),
-    }
-    read = {}
-
-    def fill(event):
-        event.memory.fill(event.groups[0].block_ids, b"POISONED")
-
-    more = {"steps_in_flight": 1, "speculator": "ngram"} if seam == "producer.speculator_wrote" else {}
-    world = new_world("log", **more)
-    world.seams.on(seam, fill)
-    world.seams.on("consumer.first_use", lambda e: read.update(kv=e.memory.slots(e.groups[0].block_ids)), Stage.AFTER)
-    answer = world.run([tools.prompt("a", 40)])["a"]
-    poisoned = b"POISONEDPOISONED" in read["kv"].tobytes()
-    assert (answer.verdict.status, poisoned) == expected[seam]
