@@ -26,8 +26,11 @@ class Load:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the request, from its first on, that it holds once the load has finished."""
-        return min(blocks.num_tokens for blocks in self.groups.values())
+        """Tokens of the request, from its first on, that it holds once the load has finished.
+
+        A group of recurrent states counts no tokens; every other one counts the same.
+        """
+        return max(blocks.num_tokens for blocks in self.groups.values())
 
     @property
     def abandoned(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.blocks import block_hashes
+from engine.blocks import NULL_BLOCK, block_hashes
 from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
 from engine.clock import Clock
@@ -99,7 +99,7 @@ class HostBlocks:
 
 
 class OffloadScheduler(SchedulerConnector):
-    """Scheduler side. Only engines with one KV cache group offload anything."""
+    """Scheduler side. Only engines with one KV cache group, that keeps every block, offload anything."""
 
     def __init__(self, engine_id: str, block_size: int, host_blocks: int = HOST_BLOCKS) -> None:
         self._host = host_of(engine_id)
@@ -145,7 +145,7 @@ class OffloadScheduler(SchedulerConnector):
 
     def request_finished(self, request: Request, block_ids: Mapping[int, Sequence[int]]) -> dict[str, Any] | None:
         """Empty parameters where blocks are held until they have been copied to the host."""
-        if request.wants_remote_decode or len(block_ids) != 1:
+        if request.wants_remote_decode or len(block_ids) != 1 or NULL_BLOCK in block_ids[GROUP]:
             return None
         hashes = self._hashes(request.all_token_ids)
         first = len(self._blocks.lookup(hashes))
