@@ -11,7 +11,10 @@ from engine.errors import StartupError
 from engine.numerics import MAX_CONTEXT
 
 Layout = Literal["HND", "NHD"]
+Speculator = Literal["repeat_last", "ngram"]
 KVDtype = Literal["bfloat16", "float16"]
+PARALLEL_SIZES = (1, 2, 4)
+KERNEL_BLOCK_SPLITS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,18 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     mlp_size: int
+
+    def why_unshardable(self, tp_size: int, pp_size: int) -> str | None:
+        """Why the model cannot be split over this many ranks; None: it can."""
+        for name, size in (("tp", tp_size), ("pp", pp_size)):
+            if size not in PARALLEL_SIZES:
+                return f"{name} is {size}: use {', '.join(map(str, PARALLEL_SIZES[:-1]))} or {PARALLEL_SIZES[-1]}"
+        if self.num_heads % tp_size or (self.num_kv_heads % tp_size and tp_size % self.num_kv_heads):
+            heads = f"{self.num_heads} heads and {self.num_kv_heads} KV heads"
+            return f"tp is {tp_size}: the {heads} of {self.name} cannot be split evenly over it"
+        if self.num_layers % pp_size:
+            return f"pp is {pp_size}: the {self.num_layers} layers of {self.name} cannot be split evenly over it"
+        return None
 
 
 PRESETS = {
@@ -47,7 +62,16 @@ def preset(name: str) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine. Sizes are in tokens or blocks; `num_blocks` counts the null block 0 as well."""
+    """One engine. Sizes are in tokens or blocks; `num_blocks` counts the null block 0 as well.
+
+    The engine has `tp_size * pp_size` ranks. A block lies in the cache as `kernel_block_splits` kernel blocks, which
+    are all that an attention kernel knows of.
+
+    A lease is held for `lease_ticks`; a load waits `load_ticks` for a producer that is to push it. What engines of
+    other builds have and this one only declares, for what it means to checksums (CAR-5): context parallelism
+    (`dcp_size`, `pcp_size`), an executor that drops the outputs of all pipeline stages but the last
+    (`collects_all_stages`), a runner whose speculator writes after everything else (`checksums_after_speculator`).
+    """
 
     engine_id: str
     model: ModelConfig = PRESETS["tiny"]
@@ -62,7 +86,17 @@ class EngineConfig:
     steps_in_flight: int = 2
     prefix_caching: bool = True
     lease_ticks: int = 1_000_000
+    load_ticks: int = 1_000_000
     device: str = "cpu"
+    tp_size: int = 1
+    pp_size: int = 1
+    kernel_block_splits: int = 1
+    dcp_size: int = 1
+    pcp_size: int = 1
+    collects_all_stages: bool = True
+    speculator: Speculator | None = None
+    draft_tokens: int = 3
+    checksums_after_speculator: bool = True
     checksum: ChecksumSettings = field(default_factory=ChecksumSettings)
 
     def __post_init__(self) -> None:
@@ -73,6 +107,10 @@ class EngineConfig:
             "max_num_seqs": 1,
             "steps_in_flight": 1,
             "lease_ticks": 1,
+            "load_ticks": 1,
+            "dcp_size": 1,
+            "pcp_size": 1,
+            "draft_tokens": 1,
         }
         for name, minimum in minimums.items():
             value = getattr(self, name)
@@ -82,6 +120,21 @@ class EngineConfig:
             raise StartupError(f"engine {self.engine_id}: layout is {self.layout!r}: use HND or NHD")
         if self.kv_dtype not in ("bfloat16", "float16"):
             raise StartupError(f"engine {self.engine_id}: kv_dtype is {self.kv_dtype!r}: use bfloat16 or float16")
+        unshardable = self.model.why_unshardable(self.tp_size, self.pp_size)
+        if unshardable is not None:
+            raise StartupError(f"engine {self.engine_id}: {unshardable}")
+        if self.kernel_block_splits not in KERNEL_BLOCK_SPLITS or self.block_size % self.kernel_block_splits:
+            raise StartupError(
+                f"engine {self.engine_id}: kernel_block_splits is {self.kernel_block_splits}: use 1 or 2, and a "
+                f"block_size (now {self.block_size}) that it divides"
+            )
+        if self.speculator not in (None, "repeat_last", "ngram"):
+            raise StartupError(f"engine {self.engine_id}: speculator is {self.speculator!r}: use repeat_last or ngram")
+        if self.speculator is not None and self.steps_in_flight > 1:
+            raise StartupError(
+                f"engine {self.engine_id}: steps_in_flight is {self.steps_in_flight}: a speculator decides how many "
+                "tokens a step gives, use 1"
+            )
         if not 1 <= self.context_limit <= min(self.capacity, MAX_CONTEXT):
             raise StartupError(
                 f"engine {self.engine_id}: max_model_len is {self.context_limit}: use 1 to "

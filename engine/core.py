@@ -1,4 +1,4 @@
-"""An engine: a scheduler and its workers, with several steps in flight.
+"""An engine: a scheduler and its ranks, with several steps in flight.
 
 The three halves of a step (plan it, execute it, collect its output) are separate calls, so that whoever drives the
 engine decides how they interleave with everything else. `step` does all three, for an engine that runs alone.
@@ -6,12 +6,10 @@ engine decides how they interleave with everything else. `step` does all three, 
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 
 from engine.cache import KVMemory
-from engine.checksum.policy import ChecksumPolicy, resolve
 from engine.checksum.records import WorldShape
 from engine.clock import Clock
 from engine.config import EngineConfig
@@ -19,19 +17,17 @@ from engine.connectors.base import SchedulerConnector, WorkerConnector
 from engine.connectors.fabric import Fabric
 from engine.connectors.pull import PULL
 from engine.connectors.registry import ConnectorFactory
-from engine.errors import StartupError
 from engine.executor import Executor
+from engine.ranks import Ranks
 from engine.request import FinishReason, Request, RequestOutput
 from engine.scheduler import Scheduler
 from engine.seams import Hold, OutputFinalised, Seams, StepEnd, StepStart, Verified
+from engine.startup import usable_policy
 from engine.step import StepPlan
-from engine.worker import Worker
-
-logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """One engine. Without a connector it serves requests by itself; `connect` makes the worker's side of it."""
+    """One engine. Without a connector it serves requests by itself; `connect` makes the side that moves bytes."""
 
     def __init__(
         self,
@@ -44,14 +40,14 @@ class EngineCore:
         self.connector = connector
         self._seams = seams or Seams()
         self.policy = usable_policy(config, connector)
-        world = WorldShape(tp_size=1, pp_size=1)
-        worker = Worker(config, self._seams)
+        world = WorldShape(config.tp_size, config.pp_size)
+        ranks = Ranks(config, self._seams)
         if connect is not None:
-            worker.connector = connect(worker.memory)
-        self.memory: KVMemory = worker.memory
-        self.checksum_times = [worker.checksum_times]
+            ranks.connector = connect(ranks.memory)
+        self.memory: KVMemory = ranks.memory
+        self.checksum_times = [worker.checksums.times for worker in ranks.workers]
         self.scheduler = Scheduler(config, self.policy, world, connector, self._seams)
-        self._executor = Executor(config.engine_id, world, [worker], self._seams)
+        self._executor = Executor(config.engine_id, world, ranks, self._seams)
         self._planned: deque[StepPlan] = deque()
         self._start_holds: tuple[Hold, ...] | None = None
         self._output_holds: tuple[Hold, ...] | None = None
@@ -142,22 +138,3 @@ def connected_engine(
 def pull_engine(config: EngineConfig, seams: Seams, clock: Clock, fabric: Fabric) -> EngineCore:
     """An engine with the pull connector, for either side."""
     return connected_engine(PULL, config, seams, clock, fabric)
-
-
-def usable_policy(config: EngineConfig, connector: SchedulerConnector | None) -> ChecksumPolicy:
-    """The policy that this engine can keep (CAR-3).
-
-    Raises:
-        StartupError: contradictory flags, or fail-closed with a connector that carries no checksums.
-    """
-    policy = resolve(config.checksum)
-    if not policy.enabled or (connector is not None and connector.has_carrier()):
-        return policy
-    what = "has no connector" if connector is None else f"{type(connector).__name__} carries no checksums"
-    if policy.fail_closed:
-        raise StartupError(
-            f"engine {config.engine_id}: fail-closed KV checksums, but {what}: no load could ever be verified; "
-            "use a connector with a carrier, or fail-open"
-        )
-    logger.warning("engine %s: KV checksums are disabled, %s", config.engine_id, what)
-    return ChecksumPolicy(enabled=False, fail_closed=False, load_failure=policy.load_failure)

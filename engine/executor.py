@@ -1,15 +1,23 @@
-"""Drives the ranks of an engine and merges what they return: the rank/aggregator interface of TP x PP."""
+"""Drives the ranks of an engine and merges what they return (PRO-5): the only place between them and the scheduler."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.checksum.records import WorkerRecord, WorldShape
 from engine.connectors.base import TransferResults
 from engine.seams import RecordArrives, RecordLeaves, Seams
 from engine.step import RankOutput, StepOutput, StepPlan
-from engine.worker import Worker
+
+
+class RunsSteps(Protocol):
+    """All ranks of an engine, as `engine.ranks.Ranks` is."""
+
+    def execute(self, plan: StepPlan) -> tuple[RankOutput, ...]:
+        """Run one step. What each rank returns."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +43,15 @@ class TransferAggregator:
 
     def merge(self, ranks: tuple[TransferResults, ...]) -> TransferResults:
         """Take what each rank learnt in one step."""
+        checksums: dict[str, str] = {}
         for rank in ranks:
             self._failed |= rank.failed_receiving
+            checksums |= rank.checksums
         sent = self._complete(self._sending, [rank.finished_sending for rank in ranks])
         received = self._complete(self._receiving, [rank.finished_receiving | rank.failed_receiving for rank in ranks])
         failed = received & self._failed
         self._failed -= failed
-        return TransferResults(sent, received - failed, failed)
+        return TransferResults(sent, received - failed, failed, checksums)
 
     def _complete(self, done_by: dict[str, set[int]], reported: list[frozenset[str]]) -> frozenset[str]:
         for rank, request_ids in enumerate(reported):
@@ -54,15 +64,14 @@ class TransferAggregator:
 
 
 class Executor:
-    """Executes steps in order on every worker."""
+    """Executes steps in order on every rank."""
 
-    def __init__(self, engine: str, world: WorldShape, workers: list[Worker], seams: Seams) -> None:
-        if len(workers) != world.size:
-            raise ValueError(f"{len(workers)} workers for a world of {world.size}")
+    def __init__(self, engine: str, world: WorldShape, ranks: RunsSteps, seams: Seams) -> None:
         self._engine = engine
-        self._workers = workers
+        self._world = world
+        self._ranks = ranks
         self._seams = seams
-        self._transfers = TransferAggregator(len(workers))
+        self._transfers = TransferAggregator(world.size)
         self._executed: deque[ExecutedStep] = deque()
 
     @property
@@ -76,8 +85,10 @@ class Executor:
         return self._executed[0].plan if self._executed else None
 
     def execute(self, plan: StepPlan) -> None:
-        """Run one step on all workers."""
-        ranks = tuple(worker.execute(plan) for worker in self._workers)
+        """Run one step on all ranks."""
+        ranks = self._ranks.execute(plan)
+        if len(ranks) != self._world.size:
+            raise ValueError(f"{len(ranks)} ranks for a world of {self._world.size}")
         self._executed.append(ExecutedStep(plan, ranks))
 
     def collect(self) -> tuple[StepPlan, StepOutput]:
@@ -90,7 +101,7 @@ class Executor:
                 if record is not None:
                     records.setdefault(record.request_id, []).append(record)
         transfers = self._transfers.merge(tuple(rank.transfers for rank in step.ranks))
-        return step.plan, StepOutput(step.ranks[0].sampled, records, transfers)
+        return step.plan, StepOutput(step.ranks[0].sampled, records, transfers, step.ranks[0].accepted)
 
     def _pass_on(self, record: WorkerRecord) -> WorkerRecord | None:
         leaves = self._seams.emit(RecordLeaves(self._engine, record))

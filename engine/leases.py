@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
 from engine.checksum.producer import ProducerChecksums
-from engine.connectors.base import SchedulerConnector
+from engine.connectors.base import Carrier, SchedulerConnector
 from engine.kv_manager import GROUP, KVManager
 from engine.request import Request
 from engine.seams import ParamsLeave, Seams
@@ -50,12 +50,16 @@ class Leases:
         params = self._connector.request_finished(request, {GROUP: request.block_ids})
         if params is None:
             return None
-        wanted = self._enabled and not request.switches_checksum_off
-        if wanted and self._connector.kv_checksum_carrier(request, receiving=False) is not None:
-            text = self._sends.take(request.request_id)
-            if text is not None:
-                params[CHECKSUMS_PARAM] = text
         self._held[request.request_id], request.block_ids = request.block_ids, []
+        if not params:
+            return None
+        wanted = self._enabled and not request.switches_checksum_off
+        carrier = self._connector.kv_checksum_carrier(request, receiving=False) if wanted else None
+        text = None if carrier is None else self._sends.take(request.request_id)
+        if text is not None and carrier is Carrier.KV_TRANSFER_PARAMS:
+            params[CHECKSUMS_PARAM] = text
+        elif text is not None:
+            self._connector.carry_checksums(request, text)
         return self._seams.emit(ParamsLeave(self._engine, request.request_id, params)).event.params
 
     def free_sent(self, request_ids: Iterable[str], last_step: int) -> None:

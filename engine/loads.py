@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.checksum.consumer import ConsumerChecksums
 from engine.checksum.records import GroupBlocks
 from engine.checksum.verdict import NotCheckedReason, Verdict, VerdictStatus, not_checked
-from engine.connectors.base import SchedulerConnector
+from engine.connectors.base import Carrier, SchedulerConnector
 from engine.request import Request, Status
 from engine.step import StepDraft
 
@@ -23,6 +23,14 @@ class Load:
 
     request: Request
     groups: Mapping[int, GroupBlocks]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the request, from its first on, that it holds once the load has finished.
+
+        A group of recurrent states counts no tokens; every other one counts the same.
+        """
+        return max(blocks.num_tokens for blocks in self.groups.values())
 
     @property
     def abandoned(self) -> bool:
@@ -55,12 +63,13 @@ class Loads:
         """Start the request's load into these blocks with the step that is being planned."""
         request.load_started = True
         request.status = Status.WAITING_FOR_REMOTE_KVS
-        if not self._enabled or request.switches_checksum_off:
-            request.verdict = not_checked(NotCheckedReason.OFF)
-        elif connector.kv_checksum_carrier(request, receiving=True) is None:
-            request.verdict = not_checked(NotCheckedReason.NO_CARRIER)
+        wanted = self._enabled and not request.switches_checksum_off
+        carrier = connector.kv_checksum_carrier(request, receiving=True) if wanted else None
+        if carrier is None:
+            request.verdict = not_checked(NotCheckedReason.NO_CARRIER if wanted else NotCheckedReason.OFF)
         else:
-            groups = self._checks.start(request, groups, draft.step_id)
+            later = carrier is Carrier.CONNECTOR
+            groups = self._checks.start(request, groups, draft.step_id, brought_later=later)
             draft.checksum_loads.add(request.request_id)
         self._in_flight[request.request_id] = Load(request, groups)
         draft.loads.append(connector.plan_load(request, groups))

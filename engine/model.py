@@ -13,6 +13,7 @@ import torch
 
 from engine.config import ModelConfig
 from engine.numerics import MAX_CONTEXT, exp_negative, exp_table, quantize_, quantize_weights, rms_norm
+from engine.sharding import Shard, whole_model
 from engine.tokenizer import VOCAB_SIZE
 
 # Chosen so that greedy tokens depend on the whole context, not only on the last token (docs/structure.md).
@@ -30,6 +31,8 @@ class Model:
 
     def __init__(self, config: ModelConfig, seed: int, device: str = "cpu") -> None:
         self.config = config
+        self._whole = whole_model(config)
+        self._columns: dict[tuple[int, range, range], tuple[torch.Tensor, torch.Tensor]] = {}
         rng = np.random.default_rng(np.random.PCG64(seed))
         hidden = config.hidden_size
         query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -51,16 +54,37 @@ class Model:
         """int64 [tokens] to float64 [tokens, hidden]."""
         return self.embedding[token_ids].clone()
 
-    def qkv(self, layer: int, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Q float64 [tokens, num_heads, head_dim], K and V float64 [tokens, num_kv_heads, head_dim]."""
-        cfg = self.config
+    def qkv(
+        self, layer: int, x: torch.Tensor, positions: torch.Tensor, shard: Shard | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Q float64 [tokens, heads, head_dim], K and V float64 [tokens, kv_heads, head_dim] of a shard's heads.
+
+        Without a shard: of all heads.
+        """
+        shard = shard or self._whole
+        heads, kv_heads, dim = len(shard.heads), len(shard.kv_heads), self.config.head_dim
+        of_qk, of_v = self._projections(layer, shard)
         normed = rms_norm(x)
-        qk = quantize_(normed @ self.qk[layer]).view(len(x), cfg.num_heads + cfg.num_kv_heads, cfg.head_dim)
+        qk = quantize_(normed @ of_qk).view(len(x), heads + kv_heads, dim)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         low, high = qk.chunk(2, dim=-1)
         rotated = quantize_(torch.cat((low * cos - high * sin, low * sin + high * cos), dim=-1))
-        v = quantize_(normed @ self.v[layer]).view(len(x), cfg.num_kv_heads, cfg.head_dim)
-        return rotated[:, : cfg.num_heads], rotated[:, cfg.num_heads :], v
+        v = quantize_(normed @ of_v).view(len(x), kv_heads, dim)
+        return rotated[:, :heads], rotated[:, heads:], v
+
+    def _projections(self, layer: int, shard: Shard) -> tuple[torch.Tensor, torch.Tensor]:
+        """The columns of `qk` and `v` for a shard's heads."""
+        if shard.heads == self._whole.heads:
+            return self.qk[layer], self.v[layer]
+        key = layer, shard.heads, shard.kv_heads
+        if key not in self._columns:
+            dim = self.config.head_dim
+            q, kv = (slice(run.start * dim, run.stop * dim) for run in (shard.heads, shard.kv_heads))
+            query = self.config.num_heads * dim
+            k = slice(query + kv.start, query + kv.stop)
+            of_qk = torch.cat((self.qk[layer][:, q], self.qk[layer][:, k]), dim=1)
+            self._columns[key] = of_qk, self.v[layer][:, kv].contiguous()
+        return self._columns[key]
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first_position: int) -> torch.Tensor:
         """Causal attention of one request.

@@ -1,5 +1,7 @@
 """The P/D proxy: a prompt goes to P for its prefill, then to D with the parameters that P answered.
 
+For a push it goes to both at once, since P has to know where D wants the KV: D's parameters are then the proxy's own.
+
 Keys that the proxy does not know are forwarded as they are (WIR-3).
 """
 
@@ -9,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.connectors.push import push_params
 from engine.core import EngineCore
 from engine.errors import RequestError
 from engine.request import FinishReason, Request, RequestOutput, Status
@@ -34,11 +37,16 @@ class _Handover:
 
 @dataclass(slots=True, eq=False)
 class Proxy:
-    """Routes between one producer and one consumer. The owner of the run calls `forward`."""
+    """Routes between one producer and one consumer. The owner of the run calls `forward`. `push`: see the module.
+
+    With `bidirectional` D is told that somebody will read the request from it as well, as P was.
+    """
 
     producer: EngineCore
     consumer: EngineCore
     seams: Seams
+    push: bool = False
+    bidirectional: bool = False
     _prompts: dict[str, Prompt] = field(default_factory=dict)
     _handovers: dict[str, _Handover] = field(default_factory=dict)
 
@@ -53,12 +61,21 @@ class Proxy:
         params = {"do_remote_decode": True}
         self.producer.add_request(Request(prompt.request_id, list(prompt.token_ids), 1, params, prompt.kv_checksum))
         self._prompts[prompt.request_id] = prompt
+        if self.push:
+            pushed = push_params(self.producer.config.engine_id, prompt.request_id)
+            self._handovers[prompt.request_id] = _Handover(prompt, pushed)
 
     def prefilled(self, output: RequestOutput) -> RequestOutput | None:
         """Take P's answer to a prompt. Returns it if it is the client's answer: P failed."""
         prompt = self._prompts.pop(output.request_id)
         if not output.finish_reason.normal:
+            if self.push and self._handovers.pop(prompt.request_id, None) is None:
+                # D knows the request already, and answers for both.
+                self.consumer.abort(prompt.request_id, FinishReason.ERROR, f"the producer failed: {output.error}")
+                return None
             return output
+        if self.push:
+            return None
         self._handovers[prompt.request_id] = _Handover(prompt, output.kv_transfer_params or {})
         return None
 
@@ -78,7 +95,7 @@ class Proxy:
             return None
         del self._handovers[request_id]
         prompt = handover.prompt
-        params = dict(outcome.event.params)
+        params = dict(outcome.event.params) | ({"do_remote_decode": True} if self.bidirectional else {})
         request = Request(request_id, list(prompt.token_ids), prompt.max_tokens, params, prompt.kv_checksum)
         try:
             self.consumer.add_request(request)

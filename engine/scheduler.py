@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from engine.checksum.consumer import ConsumerChecksums
 from engine.checksum.hardened import to_sum
@@ -51,7 +51,15 @@ class Scheduler:
         self.kv = KVManager(config.engine_id, config.num_blocks, config.block_size, config.prefix_caching, seams)
         self.checksum_times = StageTimes()
         self.sends = ProducerChecksums(world, self.checksum_times, policy.version)
-        self.checks = ConsumerChecksums(config.engine_id, world, config.context_limit, seams, self.checksum_times)
+        self.checks = ConsumerChecksums(
+            config.engine_id,
+            world,
+            config.context_limit,
+            seams,
+            self.checksum_times,
+            version=policy.version,
+            compare_block_sizes=config.checksum.compare_block_sizes,
+        )
         self._loads = Loads(self.checks, policy.enabled)
         self._leases = Leases(config.engine_id, connector, self.sends, policy.enabled, self.kv, seams)
         self._requests: dict[str, Request] = {}
@@ -124,11 +132,12 @@ class Scheduler:
         if not self._schedule_running(draft):
             self._schedule_waiting(draft)
         polls = (self._loads or self._leases) and self._last_step == self._collected_step
-        if not (draft.requests or draft.loads or polls or self._ended):
+        told = self._connector is not None and self._connector.has_message
+        if not (draft.requests or draft.loads or polls or told or self._ended):
             return None
         self._last_step = draft.step_id
         ended, self._ended = self._ended, []
-        return draft.to_plan(ended)
+        return draft.to_plan(ended, None if self._connector is None else self._connector.step_message())
 
     def _schedule_running(self, draft: StepDraft) -> bool:
         """Schedule running requests, oldest first. True if one had to be preempted or must wait for blocks."""
@@ -166,7 +175,7 @@ class Scheduler:
         shared = self.kv.cached_prefix(request)
         local = len(shared) * self._config.block_size
         remote = 0
-        if self._connector is not None and request.wants_remote_prefill:
+        if self._connector is not None and not request.load_started:
             remote = self._connector.matched_tokens(request, local)
         num_tokens = local + (remote or min(request.num_tokens - local, draft.budget))
         if not self.kv.admit(request, shared, num_tokens):
@@ -186,6 +195,9 @@ class Scheduler:
         request.num_computed_tokens += num_tokens
         sample = request.num_computed_tokens == request.num_tokens + request.num_placeholders
         draft.budget -= num_tokens
+        if sample and self._config.speculator is not None:
+            # Room for what is guessed, if there is any to spare: without it fewer tokens are guessed.
+            self.kv.grow(request, request.num_computed_tokens + self._config.draft_tokens)
         draft.requests.append(
             ScheduledRequest(
                 request_id=request.request_id,
@@ -196,6 +208,7 @@ class Scheduler:
                 block_ids=tuple(request.block_ids),
                 sample=sample,
                 loaded=self._first_use.pop(request.request_id, None),
+                history=tuple(request.all_token_ids) if sample and self._config.speculator is not None else (),
             )
         )
         request.num_placeholders += sample
@@ -246,30 +259,33 @@ class Scheduler:
             self.sends.add(plan.step_id, request_id, records)
             self.checks.add(plan.step_id, request_id, records)
         for scheduled in plan.requests:
-            self._take_tokens(scheduled, output.sampled)
+            self._take_tokens(scheduled, output)
         self._leases.free_sent(output.transfers.finished_sending, self._last_step)
+        for request_id, text in sorted(output.transfers.checksums.items()):
+            self.checks.bring(request_id, text)
         judged = self._take_loads(output.transfers)
         self.kv.release(self._collected_step)
         return judged
 
-    def _take_tokens(self, scheduled: ScheduledRequest, sampled: Mapping[str, int]) -> None:
+    def _take_tokens(self, scheduled: ScheduledRequest, output: StepOutput) -> None:
         request = self._requests.get(scheduled.request_id)
         if request is None or request.epoch != scheduled.epoch:
             return
-        reason = None
+        reason, more = None, 0
         if scheduled.sample:
-            token = sampled[scheduled.request_id]
-            request.output_token_ids.append(token)
             request.num_placeholders -= 1
-            if token == EOS:
-                reason = FinishReason.STOP
-            elif len(request.output_token_ids) >= request.max_tokens:
-                reason = FinishReason.LENGTH
-        self.kv.cache(request, scheduled.first_position + scheduled.num_tokens)
+            accepted = output.accepted.get(scheduled.request_id, ())
+            reason = _append(request, [output.sampled[scheduled.request_id], *accepted])
+            more = len(request.output_token_ids) + request.num_prompt_tokens - scheduled.end - 1
+            request.num_computed_tokens += more
+        self.kv.cache(request, scheduled.end + more)
         if reason is not None:
             self._finish(request, reason)
 
     def _take_loads(self, transfers: TransferResults) -> list[Load]:
+        if self._connector is not None:
+            for request_id in sorted(transfers.failed_receiving | transfers.finished_receiving):
+                self._connector.load_ended(request_id)
         for load in self._loads.fail(transfers.failed_receiving):
             if load.abandoned:
                 self._free(load.request)
@@ -290,9 +306,9 @@ class Scheduler:
         if self._policy.fail_closed and not request.verdict.acceptable:
             self._fail_load(request, why_unacceptable(request.verdict))
             return
-        # The prompt's last token is computed again, so that there is something to sample from.
-        request.num_computed_tokens = request.num_prompt_tokens - 1
-        self.kv.cache(request, request.num_prompt_tokens)
+        # Where the whole prompt came, its last token is computed again, so that there is something to sample from.
+        request.num_computed_tokens = min(load.num_tokens, request.num_prompt_tokens - 1)
+        self.kv.cache(request, load.num_tokens)
         self._first_use[request.request_id] = load.groups
         # It holds blocks, so it runs at once: in line behind a request that waits for these blocks it would block both.
         self._run(request)
@@ -329,3 +345,14 @@ class Scheduler:
     def _free(self, request: Request) -> None:
         self.kv.free(request.request_id, request.block_ids, self._last_step)
         request.block_ids = []
+
+
+def _append(request: Request, tokens: Iterable[int]) -> FinishReason | None:
+    """Take sampled tokens up to the one that ends the request; why it ends."""
+    for token in tokens:
+        request.output_token_ids.append(token)
+        if token == EOS:
+            return FinishReason.STOP
+        if len(request.output_token_ids) >= request.max_tokens:
+            return FinishReason.LENGTH
+    return None

@@ -10,27 +10,50 @@ FAULT, AFTER (oracles that must see what the fault left).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 from engine.cache import KVMemory
 from engine.checksum.payload import Payload
 from engine.checksum.records import GroupBlocks, WorkerRecord
 from engine.checksum.verdict import UnverifiedReason, Verdict
+from engine.decisions import CHANGE as CHANGE
+from engine.decisions import DROP as DROP
+from engine.decisions import HOLD as HOLD
+from engine.decisions import Change as Change
+from engine.decisions import Decision as Decision
+from engine.decisions import Drop as Drop
+from engine.decisions import Handler as Handler
+from engine.decisions import Hold as Hold
+from engine.decisions import Stage as Stage
 
 Groups = Mapping[int, GroupBlocks]
 
 
 @dataclass(frozen=True, slots=True)
 class KVFinal:
-    """P's worker: the forward that finishes a prompt has written its KV; nothing is summed yet."""
+    """P: the forward that finishes a prompt has written its KV on every rank; nothing is summed yet."""
 
     engine: str
     request_id: str
     groups: Groups
     memory: KVMemory
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatorWrote:
+    """P's worker: the speculator has written KV past a prompt that is finished; nothing is summed yet.
+
+    `token_ids` are the sampled token and what was guessed after it, computed at `first_position` onwards.
+    """
+
+    engine: str
+    request_id: str
+    groups: Groups
+    memory: KVMemory
+    first_position: int
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +83,7 @@ class RecordArrives:
 
 @dataclass(frozen=True, slots=True)
 class Checksummed:
-    """P's worker has read the blocks to checksum them; later changes of them are not in the sums."""
+    """P's ranks have read the blocks to checksum them; later changes of them are not in the sums."""
 
     engine: str
     request_id: str
@@ -106,7 +129,7 @@ class LoadScheduled:
 
 @dataclass(frozen=True, slots=True)
 class LoadFinished:
-    """D's worker was told that a load is finished; it is not summed yet."""
+    """D's first rank was told that a load is finished; all of it has landed, and no rank has summed it yet."""
 
     engine: str
     request_id: str
@@ -127,7 +150,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class FirstUse:
-    """D's worker is about to read loaded blocks in a forward for the first time."""
+    """D is about to read loaded blocks in a forward for the first time."""
 
     engine: str
     request_id: str
@@ -145,7 +168,10 @@ class RecomputeStart:
 
 @dataclass(frozen=True, slots=True)
 class CopyOp:
-    """One copy operation: `num_slots` slots of one (layer, K|V, head) from a block of P to a block of D."""
+    """One copy operation: `num_slots` slots of one (layer, K|V, head) from a block of P to a block of D.
+
+    Where ranks hold replicas of the head, it goes from one of P's to one of D's.
+    """
 
     index: int
     position: int
@@ -157,6 +183,8 @@ class CopyOp:
     target_block: int
     target_slot: int
     num_slots: int
+    source_replica: int = 0
+    target_replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +213,20 @@ class OpLanded:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All operations of a load are done: told to D's worker, or (`to_producer`) to P, which then frees."""
+    """All operations of a load are done: told to D's ranks, or (`to_producer`) to P's, which then frees."""
 
     engine: str
     request_id: str
     to_producer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CarrierPass:
+    """The encoded checksums of a load travel from P to D with the connector's own messages. None: there are none."""
+
+    engine: str
+    request_id: str
+    checksums: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +262,7 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A worker computes these tokens of a request: it reads the positions before them and writes theirs.
+    """The ranks compute these tokens of a request: they read the positions before them and write theirs.
 
     `block_ids` is the request's block table: position p is in slot `p % block_size` of its block `p // block_size`.
     """
@@ -239,7 +276,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class StepStart:
-    """A scheduled step is next to be executed by the workers."""
+    """A scheduled step is next to be executed by the ranks."""
 
     engine: str
     step_id: int
@@ -262,41 +299,17 @@ class OutputFinalised:
 
 
 Event = (
-    KVFinal | BlocksToChecksum | RecordLeaves | RecordArrives | Checksummed | ParamsLeave | ParamsPass
+    SpeculatorWrote | KVFinal | BlocksToChecksum | RecordLeaves | RecordArrives | Checksummed | ParamsLeave | ParamsPass
     | PayloadDecoded | LoadScheduled | LoadFinished | Verified | FirstUse | RecomputeStart | OpPosted | OpLanded
-    | Completion | Forward | BlocksAllocated | BlocksFreed | Preempted | RequestEnded | StepStart | StepEnd
-    | OutputFinalised
+    | Completion | CarrierPass | Forward | BlocksAllocated | BlocksFreed | Preempted | RequestEnded | StepStart
+    | StepEnd | OutputFinalised
 )  # fmt: skip
 E = TypeVar("E", bound=Event)
 
 
-@dataclass(frozen=True, slots=True)
-class Change(Generic[E]):
-    """Go on with this event instead."""
-
-    event: E
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Go on as if it had not happened."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Wait until `until()` is true. `why` is what a report says when it never is."""
-
-    until: Callable[[], bool]
-    why: str
-
-
-Decision = Change[Any] | Drop | Hold | None
-Handler = Callable[[Any], Decision]
-
-CHANGE, DROP, HOLD = "change", "drop", "hold"
-
 # Seam name -> (event type, decisions it takes beside looking). KV bytes may be changed wherever there is a memory.
 SEAMS: dict[str, tuple[type[Any], frozenset[str]]] = {
+    "producer.speculator_wrote": (SpeculatorWrote, frozenset()),
     "producer.kv_final": (KVFinal, frozenset()),
     "producer.blocks_to_checksum": (BlocksToChecksum, frozenset({CHANGE, DROP})),
     "producer.checksummed": (Checksummed, frozenset()),
@@ -311,6 +324,7 @@ SEAMS: dict[str, tuple[type[Any], frozenset[str]]] = {
     "transfer.op_posted": (OpPosted, frozenset({CHANGE, DROP, HOLD})),
     "transfer.op_landed": (OpLanded, frozenset()),
     "transfer.completion": (Completion, frozenset({DROP, HOLD})),
+    "transfer.carrier_pass": (CarrierPass, frozenset({CHANGE})),
     "worker.forward": (Forward, frozenset()),
     "worker.record_leaves": (RecordLeaves, frozenset({CHANGE, DROP})),
     "worker.record_arrives": (RecordArrives, frozenset({CHANGE, DROP})),
@@ -323,14 +337,6 @@ SEAMS: dict[str, tuple[type[Any], frozenset[str]]] = {
     "step.output_finalised": (OutputFinalised, frozenset({HOLD})),
 }
 NAMES: dict[type[Any], str] = {event: name for name, (event, _) in SEAMS.items()}
-
-
-class Stage(IntEnum):
-    """The order of handlers at one seam."""
-
-    BEFORE = 0
-    FAULT = 1
-    AFTER = 2
 
 
 @dataclass(frozen=True, slots=True)

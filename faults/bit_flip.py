@@ -27,7 +27,7 @@ class BitFlipWhen(When):
 
 
 class BitFlipParams(FaultParams):
-    """What is not given is drawn from the cell's seed."""
+    """What is not given is drawn from the cell's seed, but for `replica`: all of them flip."""
 
     kind: Literal["bit_flip"]
     when: BitFlipWhen
@@ -43,6 +43,7 @@ class BitFlipParams(FaultParams):
     token: Annotated[int, Field(ge=0, description="Position in the request.")] | None = None
     byte: Annotated[int, Field(ge=0, description="In the token's K bytes, then V bytes.")] | None = None
     bit: Annotated[int, Field(ge=0, le=7, description="Of the byte; 7 is the highest.")] | None = None
+    replica: Annotated[int, Field(ge=0, description="Which replica of a head, where there are several.")] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -81,9 +82,14 @@ class BitFlip(Fault[BitFlipParams]):
     def _flip(self, event: KVFinal | Checksummed | LoadFinished | Verified) -> None:
         if event.request_id != self.context.request_id or self.context.evidence:
             return
+        memory, replica = event.memory, self.params.replica
+        if replica is not None:
+            if replica >= memory.num_replicas:
+                return
+            memory = memory.replica(replica)
         for blocks in event.groups.values():
-            for bit in self._choose(blocks, event.memory):
-                self._flip_one(bit, blocks, event.memory)
+            for bit in self._choose(blocks, memory):
+                self._flip_one(bit, blocks, memory)
 
     def _flip_one(self, bit: _Bit, blocks: GroupBlocks, memory: KVMemory) -> None:
         block_id, slot = blocks.block_ids[bit.slot // blocks.block_size], bit.slot % blocks.block_size

@@ -13,7 +13,7 @@ class Delivery:
 
     def __init__(self) -> None:
         self._planned: list[CopyOp] = []
-        self._sources: dict[int, Bytes] = {}
+        self._sources: dict[tuple[int, int], Bytes] = {}
 
     def plan(self, event: OpPosted) -> None:
         """Remember what an operation would bring. To be called before the operation is changed or dropped.
@@ -21,26 +21,30 @@ class Delivery:
         A block of P counts as it is when the first operation from it is planned.
         """
         self._planned.append(event.op)
-        if event.op.source_block not in self._sources:
-            self._sources[event.op.source_block] = event.source.slots((event.op.source_block,))
+        place = event.op.source_replica, event.op.source_block
+        if place not in self._sources:
+            self._sources[place] = event.source.replica(event.op.source_replica).slots((event.op.source_block,))
 
     def changed(self, groups: Groups, memory: KVMemory) -> list[ChangedBlock]:
         """D's blocks that do not hold what was planned, by position."""
         found: list[ChangedBlock] = []
         for blocks in groups.values():
             for position, block_id in zip(blocks.positions, blocks.block_ids, strict=True):
-                now = memory.slots((block_id,))
+                now = [replica.slots((block_id,)) for replica in memory.replicas]
                 valid = tokens_in(blocks, position)
                 wanted, got = [], []
                 for op in self._planned:
                     if op.position == position:
                         count = max(0, min(op.num_slots, valid - op.target_slot))
-                        wanted.append(moved(self._sources[op.source_block], op, op.source_slot)[:count].tobytes())
-                        got.append(moved(now, op, op.target_slot)[:count].tobytes())
+                        wanted.append(moved(self._source(op), op, op.source_slot)[:count].tobytes())
+                        got.append(moved(now[op.target_replica], op, op.target_slot)[:count].tobytes())
                 before, after = digest(b"".join(wanted)), digest(b"".join(got))
                 if before != after:
                     found.append(ChangedBlock(position, block_id, before, after))
         return found
+
+    def _source(self, op: CopyOp) -> Bytes:
+        return self._sources[op.source_replica, op.source_block]
 
 
 def moved(kv: Bytes, op: CopyOp, slot: int) -> Bytes:

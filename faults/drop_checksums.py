@@ -1,4 +1,4 @@
-"""The proxy loses, cuts or alters `kv_checksums` on its way from P to D.
+"""The checksums are lost, cut or altered on their way from P to D, by the proxy or in the connector's own messages.
 
 Recipe S14 of docs/incidents.md (a to d); GAP-9: the payload carries no check of its own, so another one that is well
 formed passes for P's. shorten makes what an honest P would send that never computed the last block (GAP-12). Version 2
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
 from engine.checksum.payload import CHECK_BYTES, HARDENED, Payload, PayloadLimits, decode, encode
-from engine.seams import Change, ParamsPass, Seams
+from engine.seams import CarrierPass, Change, ParamsPass, Seams
 from faults.base import Fault, FaultParams, When, digest
 from faults.levers import CHECKSUMS
 from faults.moments import MOMENTS
@@ -25,7 +25,11 @@ _CHECK_FIELD_BYTES = 2 + CHECK_BYTES  # of version 2, at the end: a bin header a
 
 
 class DropChecksumsWhen(When):
-    at: Literal["params_pass"] = Field("params_pass", description="The proxy forwards the parameters.")
+    at: Literal["params_pass", "carrier_pass"] = Field(
+        "params_pass",
+        description="params_pass: the proxy forwards the parameters. carrier_pass: the connector brings the checksums "
+        "with its own messages, as in a push.",
+    )
 
 
 class DropChecksumsParams(FaultParams):
@@ -41,7 +45,7 @@ class DropChecksumsParams(FaultParams):
 
 
 class DropChecksums(Fault[DropChecksumsParams]):
-    """Acts on the parameters of one request as they pass the proxy."""
+    """Acts on the checksums of one request as they pass."""
 
     kind = "drop_checksums"
     params_model = DropChecksumsParams
@@ -51,21 +55,32 @@ class DropChecksums(Fault[DropChecksumsParams]):
         return frozenset({MOMENTS[params.when.at], CHECKSUMS})
 
     def attach(self, seams: Seams) -> None:
-        seams.on(MOMENTS[self.params.when.at], self._pass)
+        by_proxy = self.params.when.at == "params_pass"
+        seams.on(MOMENTS[self.params.when.at], self._pass if by_proxy else self._pass_carrier)
 
     def _pass(self, event: ParamsPass) -> Change[ParamsPass] | None:
         text = event.params.get(CHECKSUMS_PARAM)
         if event.request_id != self.context.request_id or not isinstance(text, str):
             return None
-        params = {key: value for key, value in event.params.items() if key != CHECKSUMS_PARAM}
-        altered = self._alter(text)
+        altered = self._spoil(text)
         if altered == text:
             return None
-        if altered is not None:
-            params[CHECKSUMS_PARAM] = altered
-        after = None if altered is None else digest(altered.encode())
-        self.record(MOMENTS[self.params.when.at], self._describe(text, altered), digest(text.encode()), after)
-        return Change(ParamsPass(event.request_id, params))
+        params = {key: value for key, value in event.params.items() if key != CHECKSUMS_PARAM}
+        return Change(ParamsPass(event.request_id, params if altered is None else params | {CHECKSUMS_PARAM: altered}))
+
+    def _pass_carrier(self, event: CarrierPass) -> Change[CarrierPass] | None:
+        if event.request_id != self.context.request_id or event.checksums is None:
+            return None
+        altered = self._spoil(event.checksums)
+        return None if altered == event.checksums else Change(replace(event, checksums=altered))
+
+    def _spoil(self, text: str) -> str | None:
+        """What arrives in place of the text, with evidence if that is something else; None: nothing."""
+        altered = self._alter(text)
+        if altered != text:
+            after = None if altered is None else digest(altered.encode())
+            self.record(MOMENTS[self.params.when.at], self._describe(text, altered), digest(text.encode()), after)
+        return altered
 
     def _alter(self, text: str) -> str | None:
         if self.params.how == "lose":

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from engine.cache import KVMemory
 from engine.seams import Drop, FirstUse, LoadFinished, LoadScheduled, OpPosted, Seams, StepEnd
 from faults.base import Fault, FaultParams, When, digest
 from faults.blocks import Bytes, write_block
@@ -78,7 +79,7 @@ class FalseSuccess(Fault[FalseSuccessParams]):
         if self.params.how == "timed_out":
             return event.num_ops // 2
         # All layers, heads, and K and V of some slots follow each other; those of a block are one such row or more.
-        row = event.source.num_layers * event.source.num_kv_heads * 2
+        row = event.source.num_layers * event.source.num_kv_heads * 2 * event.target.num_replicas
         return self.context.rng.randrange(event.num_ops // row) * row + self.context.rng.randrange(1, row)
 
     def _prove(self, event: LoadFinished) -> None:
@@ -104,15 +105,22 @@ class FalseSuccess(Fault[FalseSuccessParams]):
         if use is None or event.engine != use.engine:
             return
         self._use = None
-        memory = use.memory
         for block_id in sorted({missing.op.target_block for missing in self._missing}):
-            kv = memory.slots((block_id,))
-            before = digest(kv)
-            sources: dict[int, Bytes] = {}
-            for op, source in ((m.op, m.source) for m in self._missing if m.op.target_block == block_id):
-                if op.source_block not in sources:
-                    sources[op.source_block] = source.slots((op.source_block,))
-                moved(kv, op, op.target_slot)[:] = moved(sources[op.source_block], op, op.source_slot)
-            write_block(memory, block_id, kv)
-            after = digest(memory.slots((block_id,)))
-            self.record("step.end", f"the rest of D's block {block_id} landed after its first read", before, after)
+            for number, replica in enumerate(use.memory.replicas):
+                self._land_in(block_id, replica, number)
+
+    def _land_in(self, block_id: int, memory: KVMemory, replica: int) -> None:
+        """The operations that are missing in a block of one replica."""
+        kv = memory.slots((block_id,))
+        before = digest(kv)
+        sources: dict[tuple[int, int], Bytes] = {}
+        for op, source in ((m.op, m.source) for m in self._missing):
+            if (op.target_block, op.target_replica) != (block_id, replica):
+                continue
+            place = op.source_replica, op.source_block
+            if place not in sources:
+                sources[place] = source.replica(op.source_replica).slots((op.source_block,))
+            moved(kv, op, op.target_slot)[:] = moved(sources[place], op, op.source_slot)
+        write_block(memory, block_id, kv)
+        after = digest(memory.slots((block_id,)))
+        self.record("step.end", f"the rest of D's block {block_id} landed after its first read", before, after)

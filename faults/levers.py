@@ -15,6 +15,10 @@ RESTART = "lever.restart"
 NETWORK = "lever.network"
 LOAD_TIMEOUT = "lever.load_timeout"  # a consumer that gives up a load after seconds: not moved, only there or not
 CHECKSUMS = "kv_checksums"
+RANKS = "engine.ranks"  # engines of several ranks, and blocks that lie in several kernel blocks
+PUSH = "transfer.push"
+BIDIRECTIONAL = "workload.bidirectional"
+CONNECTORS = "connectors"
 
 Side = Literal["producer", "consumer"]
 

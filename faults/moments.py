@@ -14,6 +14,7 @@ MOMENTS = {
     "mid_read": "transfer.op_posted",
     "in_flight": "transfer.op_posted",
     "after_read": "transfer.completion",
+    "carrier_pass": "transfer.carrier_pass",
     "before_verify": "consumer.load_finished",
     "after_verify": "consumer.verified",
 }

@@ -8,11 +8,12 @@ from pydantic import Field
 
 from engine.seams import Seams
 from faults.base import Fault, FaultParams, When
+from faults.levers import CHECKSUMS
 from faults.moments import MOMENTS, is_moment
 
 Moment = Literal[
     "before_checksum", "after_checksum", "params_pass", "before_read", "mid_read", "in_flight", "after_read",
-    "before_verify", "after_verify",
+    "carrier_pass", "before_verify", "after_verify",
 ]  # fmt: skip
 
 
@@ -33,7 +34,8 @@ class Noop(Fault[NoopParams]):
 
     @classmethod
     def needs(cls, params: FaultParams) -> frozenset[str]:
-        return frozenset({MOMENTS[params.when.at]})
+        own = {CHECKSUMS} if params.when.at == "carrier_pass" else set()  # there is nothing to pass without
+        return frozenset({MOMENTS[params.when.at], *own})
 
     def attach(self, seams: Seams) -> None:
         seams.on(MOMENTS[self.params.when.at], self._reached)

@@ -31,6 +31,7 @@ class Redirect:
         self._choose = choose
         self._record = record
         self._table: GroupBlocks | None = None
+        self._loading: GroupBlocks | None = None
         self._source: Source | None = None
         self._delivery = Delivery()
         self._from: dict[int, list[int]] = {}
@@ -50,13 +51,15 @@ class Redirect:
             self._table = next(iter(event.groups.values()), None)
 
     def _scheduled(self, event: LoadScheduled) -> None:
-        if event.request_id == self._request_id and self._table is not None:
-            for blocks in event.groups.values():
-                self._source = self._choose(blocks, self._table)
+        if event.request_id == self._request_id:
+            self._loading = next(iter(event.groups.values()), None)
 
     def _posted(self, event: OpPosted) -> Change[OpPosted] | None:
-        if event.request_id != self._request_id or self._source is None:
+        if event.request_id != self._request_id or self._loading is None or self._table is None:
             return None
+        if self._source is None:
+            # Not sooner: in a push D schedules the load before P's KV is final.
+            self._source = self._choose(self._loading, self._table)
         self._delivery.plan(event)
         op = event.op
         place = self._source(event)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from engine.checksum.verdict import NotCheckedReason, VerdictStatus
 from harness.observe import KVView, RequestObservation
 
 Others = Sequence[RequestObservation]
@@ -99,6 +100,16 @@ def never_sent(load: RequestObservation, others: Others) -> bool:
     return position_not_compared(load, others) and not wrong & set(load.landed)
 
 
+def served_unchecked(load: RequestObservation, others: Others) -> bool:
+    """GAP-7, GAP-13: checksums are on, but nothing carried any for a load that was used: nobody looked at it.
+
+    Also where the engine has turned its checksums off by itself (CAR-5).
+    """
+    unchecked = (NotCheckedReason.NO_CARRIER, NotCheckedReason.OFF)
+    served = load.verdict is VerdictStatus.NOT_CHECKED and load.reason in unchecked
+    return served and bool(corrupted_positions(load) or foreign_positions(load))
+
+
 Predicate = Callable[[RequestObservation, Others], bool]
 
 PREDICATES: dict[str, Predicate] = {
@@ -106,11 +117,13 @@ PREDICATES: dict[str, Predicate] = {
     "GAP-2": changed_after_verification,
     "GAP-4": position_not_compared,
     "GAP-5": of_another_request,
+    "GAP-7": served_unchecked,
     "GAP-8": sums_collide,
     "GAP-9": payload_was_altered,
     "GAP-10": sums_collide,
     "GAP-11": sums_collide,
     "GAP-12": never_sent,
+    "GAP-13": served_unchecked,
 }
 
 

@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from engine.checksum.policy import LoadFailurePolicy
+from engine.connectors.multi import MultiConnector
+from engine.connectors.offload import OFFLOAD
 from engine.connectors.registry import CONNECTORS, ConnectorFactory
 from harness.conformance.cells import Ran, run_scenario
 from harness.conformance.exact import exact_blocks_trouble
@@ -25,6 +27,7 @@ from harness.conformance.promises import carrier_trouble, failure_trouble, lease
 from harness.conformance.situations import (
     KIT_BLOCK_SIZES,
     LAYOUTS,
+    MIXED_BLOCK_SIZES,
     SITUATIONS,
     TROUBLE_CELLS,
     TROUBLES,
@@ -76,6 +79,14 @@ class ConnectorConformance:
         }
         _passes(run_scenario(factory, clean_scenario(Policy.FAIL_OPEN, topology), Policy.FAIL_OPEN, self.seed))
 
+    @pytest.mark.parametrize(("producer", "consumer"), MIXED_BLOCK_SIZES)
+    def test_clean_loads_verify_across_block_sizes(
+        self, factory: ConnectorFactory, producer: int, consumer: int
+    ) -> None:
+        """EXT-2: sums of blocks are compared, so the copy must be right to the token."""
+        topology = {"producer": {"block_size": producer}, "consumer": {"block_size": consumer}}
+        _passes(run_scenario(factory, clean_scenario(Policy.FAIL_OPEN, topology), Policy.FAIL_OPEN, self.seed))
+
     @pytest.mark.parametrize("situation", SITUATIONS)
     def test_clean_loads_verify_with(self, factory: ConnectorFactory, situation: str) -> None:
         differs = SITUATIONS[situation]
@@ -123,6 +134,16 @@ class ConnectorConformance:
         self, factory: ConnectorFactory, load_failure: LoadFailurePolicy
     ) -> None:
         _none(failure_trouble(factory, load_failure, producer_model="small"))
+
+    @pytest.mark.parametrize("first", [True, False], ids=["asked first", "asked last"])
+    def test_it_can_be_a_part_of_a_multi_connector(self, factory: ConnectorFactory, first: bool) -> None:
+        """CAR-2: with an offloading connector beside it, which has no carrier."""
+        parts = (factory, OFFLOAD) if first else (OFFLOAD, factory)
+        multi = MultiConnector("kit_multi", "the connector under test and an offloading one", parts)
+        _none(carrier_trouble(multi))
+        _passes(run_scenario(multi, clean_scenario(Policy.FAIL_CLOSED_FAIL, {}), Policy.FAIL_CLOSED_FAIL, self.seed))
+        trouble = trouble_scenario("a bit flips on P after it was summed", Policy.FAIL_CLOSED_FAIL)
+        _passes(run_scenario(multi, trouble, Policy.FAIL_CLOSED_FAIL, self.seed))
 
     def test_parameters_that_no_producer_sends_do_no_harm(self, factory: ConnectorFactory) -> None:
         _none(hostile_trouble(factory))

@@ -214,11 +214,11 @@ def _landed(request_id: str, lines: list[Line]) -> tuple[int, ...]:
 
 def _checksums_altered(request_id: str, lines: list[Line]) -> bool:
     """Whether D got other checksums than P sent (both as digests)."""
-    sent, got = (
-        [x["kv_checksums"] for x in find_all(lines, seam) if x["request"] == request_id]
-        for seam in ("producer.params_leave", "proxy.params_pass")
-    )
-    return bool(sent and got) and sent[-1] != got[-1]
+    for way in (("producer.params_leave", "proxy.params_pass"), ("transfer.carrier_sent", "transfer.carrier_arrives")):
+        sent, got = ([x["kv_checksums"] for x in find_all(lines, at) if x["request"] == request_id] for at in way)
+        if sent and got and sent[-1] != got[-1]:
+            return True
+    return False
 
 
 def _foreign(request_id: str, lines: list[Line]) -> tuple[int, ...] | None:

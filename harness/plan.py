@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.connectors import DEFAULT_CONNECTOR
-from faults.levers import CHECKSUMS
+from engine.connectors.registry import CONNECTORS, transfer_of
+from faults.levers import BIDIRECTIONAL, CHECKSUMS, PUSH, RANKS
+from faults.levers import CONNECTORS as CHOICE
 from faults.noop import NoopParams
 from faults.registry import FAULTS
 from harness.seeds import derive, short_hash
@@ -27,7 +29,7 @@ class Cell:
     """The unit that is run and judged. `missing` names what the target lacks for it: then it is not run.
 
     `provenance` says whether every attention read is checked; without it `read` is judged by the bytes alone.
-    `connector` names what moves the KV, on a target that lets one choose.
+    `connector` names what moves the KV, on a target that lets one choose (`connector_of`).
     `repeats` is the cell that this one runs once more, to see that its history comes out the same.
     """
 
@@ -61,7 +63,7 @@ def plan_cells(
         for policy in scenario.policies:
             if policy not in wanted:
                 continue
-            missing = missing_names(scenario, policy, provides)
+            missing = missing_names(scenario, policy, provides, connector)
             twin = None
             if scenario.twin and scenario.faults and not missing:
                 twin_cell = _cell(twin_scenario(scenario, policy), policy, Role.TWIN, run_seed, None, ())
@@ -69,14 +71,31 @@ def plan_cells(
                 twin = twin_cell.id
             cells.append(_cell(scenario, policy, Role.FAULT, run_seed, twin, missing))
     planned = cells + [twins[cell_id] for cell_id in sorted(twins)]
-    return [replace(cell, provenance=provenance, connector=connector) for cell in planned]
+    return [replace(cell, provenance=provenance, connector=connector_of(cell.scenario, connector)) for cell in planned]
 
 
-def missing_names(scenario: Scenario, policy: Policy, provides: frozenset[str]) -> tuple[str, ...]:
-    """What the scenario's faults need and neither the target nor the policy provides."""
+def connector_of(scenario: Scenario, connector: str) -> str:
+    """What moves the KV: the scenario's own connector, else the one that was asked for, else that of its transfer."""
+    topology = scenario.topology
+    return topology.connector or (topology.transfer if connector == DEFAULT_CONNECTOR else connector)
+
+
+def missing_names(
+    scenario: Scenario, policy: Policy, provides: frozenset[str], connector: str = DEFAULT_CONNECTOR
+) -> tuple[str, ...]:
+    """What the scenario and its faults need, and neither the target nor the policy nor the connector provides."""
     if policy is not Policy.OFF:
         provides = provides | {CHECKSUMS}
-    needed: set[str] = set()
+    topology = scenario.topology
+    uses = {
+        PUSH: topology.transfer == "push",
+        CHOICE: topology.connector is not None,
+        RANKS: topology.needs_one_process,
+        BIDIRECTIONAL: scenario.workload.bidirectional,
+    }
+    needed = {name for name, used in uses.items() if used}
+    if transfer_of(CONNECTORS[connector_of(scenario, connector)]) != topology.transfer:
+        needed.add(f"transfer.{topology.transfer} with the connector {connector}")
     for fault in scenario.faults:
         needed |= FAULTS[fault.kind].needs(fault)
     return tuple(sorted(needed - provides))
@@ -88,7 +107,7 @@ def twin_scenario(scenario: Scenario, policy: Policy) -> Scenario:
     expected = (scenario.others or {}).get(policy) or clean_expectation(policy)
     plain = {
         "topology": scenario.topology.model_dump(mode="json"),
-        "checksum": scenario.checksum.model_dump(mode="json"),
+        "checksum": scenario.checksum.identity,
         "workload": scenario.workload.identity,
         "load_failure": scenario.load_failure,
         "moments": moments,

@@ -8,6 +8,7 @@ from typing import Any
 from engine.checksum.consumer import CHECKSUMS_PARAM
 from engine.checksum.verdict import Verdict
 from engine.seams import (
+    CarrierPass,
     Completion,
     Groups,
     OpLanded,
@@ -67,6 +68,8 @@ class Recorder:
         seams.on("producer.params_leave", self._params("producer.params_leave"), Stage.AFTER)
         seams.on("proxy.params_pass", self._params("proxy.params_pass"), Stage.AFTER)
         seams.on("transfer.op_landed", self._landed, Stage.AFTER)
+        seams.on("transfer.carrier_pass", self._carried("sent"), Stage.BEFORE)
+        seams.on("transfer.carrier_pass", self._carried("arrives"), Stage.AFTER)
         seams.on("transfer.completion", self._completion, Stage.AFTER)
         seams.on("consumer.verified", self._verified, Stage.AFTER)
 
@@ -93,6 +96,13 @@ class Recorder:
             text = event.params.get(CHECKSUMS_PARAM)
             checksums = digest(text.encode()) if isinstance(text, str) else None
             self._add(seam, request=event.request_id, keys=sorted(event.params), kv_checksums=checksums)
+
+        return record
+
+    def _carried(self, what: str) -> Callable[[CarrierPass], None]:
+        def record(event: CarrierPass) -> None:
+            checksums = None if event.checksums is None else digest(event.checksums.encode())
+            self._add(f"transfer.carrier_{what}", request=event.request_id, kv_checksums=checksums)
 
         return record
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.config import preset
 from engine.numerics import MAX_CONTEXT
 from faults.base import FaultParams
 from scenarios.problems import Issue
@@ -32,15 +33,28 @@ def cross_issues(data: Mapping[str, Any], faults: Sequence[FaultParams | None], 
     if draft is None:  # so much is wrong that not all of it was listed
         return []
     found: list[Issue] = []
+    if "topology" not in broken:
+        found += _ranks(draft)
     if not {"topology", "workload"} & broken:
         found += _room(draft)
     if "workload" not in broken:
         found += _fault_loads(draft.workload.requests, faults)
+    if "topology" not in broken:
+        found += _carriers(draft.topology.transfer, faults)
     if not {"policies", "expect"} & broken:
         found += _expectations(draft)
     if "policies" not in broken:
         found += _optional_policies(draft, data, broken)
     return found
+
+
+def _ranks(scenario: Scenario) -> Iterator[Issue]:
+    """The model must be one that each side's ranks can share."""
+    topology = scenario.topology
+    for name, side in (("producer", topology.producer), ("consumer", topology.consumer)):
+        wrong = preset(topology.model).why_unshardable(side.tp, side.pp)
+        if wrong is not None:
+            yield Issue(("topology", name, wrong.split()[0]), wrong, (("topology", "model"),))
 
 
 def _room(scenario: Scenario) -> Iterator[Issue]:
@@ -79,6 +93,20 @@ def _fault_loads(requests: int, faults: Sequence[FaultParams | None]) -> Iterato
             if load is not None and load > requests:
                 message = f"{field[-1]} is {load}, but workload.requests is {requests}: use 1 to {requests}"
                 yield Issue(("faults", index, *field), message)
+
+
+def _carriers(transfer: str, faults: Sequence[FaultParams | None]) -> Iterator[Issue]:
+    """Checksums pass with the parameters in a pull, and with the connector's own messages in a push."""
+    for index, fault in enumerate(faults):
+        if fault is None:
+            continue
+        at = fault.when.at
+        if at == "carrier_pass" and transfer != "push":
+            message = f"at is {at}, but in a {transfer} the proxy brings the checksums: use params_pass"
+            yield Issue(("faults", index, "when", "at"), message)
+        if at == "params_pass" and fault.kind == "drop_checksums" and transfer == "push":
+            message = f"at is {at}, but in a {transfer} the connector brings the checksums: use carrier_pass"
+            yield Issue(("faults", index, "when", "at"), message)
 
 
 def _expectations(scenario: Scenario) -> Iterator[Issue]:

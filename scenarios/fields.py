@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
+from engine.checksum.policy import EXTENSIONS
 from scenarios.problems import listed
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -38,9 +39,9 @@ def _matching(pattern: re.Pattern[str], advice: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _one_rank(value: int) -> int:
-    if value != 1:
-        raise ValueError("this version runs one rank, use 1")
+def _extension(value: str) -> str:
+    if value not in EXTENSIONS:
+        raise ValueError(listed(EXTENSIONS))
     return value
 
 
@@ -66,7 +67,6 @@ def _token_range(value: Any) -> tuple[int, int]:
     return lowest, highest
 
 
-OneRank = Annotated[int, AfterValidator(_one_rank)]
 Name = Annotated[
     str,
     _matching(_NAME, "use small letters, digits and single hyphens, such as stale-read"),
@@ -74,6 +74,7 @@ Name = Annotated[
 ]
 Incident = Annotated[str, _matching(_INCIDENT, "use owner/repo#123")]
 GapId = Annotated[str, _matching(_GAP, "use one of GAP-1 to GAP-13")]
+Extension = Annotated[str, AfterValidator(_extension)]
 OneLine = Annotated[str, AfterValidator(_one_line)]
 TokenRange = Annotated[tuple[int, int], BeforeValidator(_token_range)]
 """A number or two; always two here, lowest and highest."""

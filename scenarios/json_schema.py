@@ -17,6 +17,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from engine.checksum.policy import EXTENSIONS
+from engine.config import KERNEL_BLOCK_SPLITS, PARALLEL_SIZES
 from faults import registry
 from scenarios import fields
 from scenarios.schema import Checksum, Expectation, Scenario, Workload
@@ -82,21 +84,53 @@ FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
         "consumer": {"description": "The engine that loads the KV and decodes."},
         "model": {"description": "The size of the model; its weights come from the seed."},
         "kv_dtype": {"description": "What K and V are stored as."},
-        "transfer": {"description": "Who moves the KV: in a pull the consumer reads it."},
+        "transfer": {
+            "description": "Who moves the KV: in a pull the consumer reads it, in a push the producer writes."
+        },
+        "connector": {"description": "What moves the KV, by name. Default: what there is for the transfer."},
     },
     EngineTopology: {
-        "tp": {"const": 1, "description": "Tensor-parallel ranks."},
-        "pp": {"const": 1, "description": "Pipeline-parallel ranks."},
+        "tp": {
+            "enum": list(PARALLEL_SIZES),
+            "description": "Tensor-parallel ranks; with more than KV heads, replicas.",
+        },
+        "pp": {"enum": list(PARALLEL_SIZES), "description": "Pipeline stages. They divide the model's layers."},
         "block_size": {"enum": list(BLOCK_SIZES), "description": "Tokens a block."},
         "layout": {"description": "Order of heads (H) and tokens (N) in a block of the cache."},
+        "kernel_block_splits": {
+            "enum": list(KERNEL_BLOCK_SPLITS),
+            "description": "Kernel blocks that a block lies in.",
+        },
         "num_blocks": {"description": "Blocks of the pool; one of them is the null block and holds nothing."},
         "max_batched_tokens": {"description": "Tokens a step; a longer prompt is prefilled in chunks."},
         "max_num_seqs": {"description": "Requests a step."},
         "steps_in_flight": {"description": "Steps that may be scheduled before the output of the first has arrived."},
         "prefix_caching": {"description": "Whether blocks of an equal prefix are used again."},
         "max_model_len": {"description": "Tokens of the longest request. Default: what the pool holds."},
+        "dcp": {
+            "description": "Decode context parallelism, declared: with more than 1, checksums are disabled (CAR-5)."
+        },
+        "pcp": {
+            "description": "Prefill context parallelism, declared: with more than 1, checksums are disabled (CAR-5)."
+        },
+        "collects_all_stages": {
+            "description": "Whether the outputs of all pipeline stages reach the scheduler; if not, and pp is more "
+            "than 1, checksums are disabled (CAR-5)."
+        },
+        "speculator": {"description": "What guesses the next tokens. It needs steps_in_flight: 1."},
+        "draft_tokens": {"description": "How many tokens a speculator guesses a step."},
+        "checksums_after_speculator": {
+            "description": "Whether the runner can checksum once its speculator has written; if not, it refuses to "
+            "start with both (CAR-5)."
+        },
     },
-    Checksum: {"version": {"enum": [1, 2], "description": "The definition's version: 1 (docs/spec.md, DEF), 2 (HRD)."}},
+    Checksum: {
+        "version": {"enum": [1, 2], "description": "The definition's version: 1 (docs/spec.md, DEF), 2 (HRD)."},
+        "without": {
+            "items": {"enum": list(EXTENSIONS)},
+            "description": "Extensions of docs/spec.md (EXT) that both engines do without.",
+        },
+    },
     Workload: {
         "requests": {"description": "How many requests; each is one load."},
         "prompt_tokens": {
@@ -107,6 +141,10 @@ FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
         "competitors": {"description": "Prefills that want all of the producer's blocks; early_reuse lets them in."},
         "shared_prefix_tokens": {"description": "Tokens that all prompts begin with; fewer than the shortest prompt."},
         "identical_prompts": {"description": "Whether all requests have the same prompt."},
+        "in_turn": {"description": "Whether each request is sent only when the one before has been answered."},
+        "bidirectional": {
+            "description": "Whether the consumer holds each request for another reader: such loads carry no checksums."
+        },
     },
     Expectation: {
         "verdict": {"description": "What the engine's check says of the load."},

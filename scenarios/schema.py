@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator
 
-from engine.checksum.policy import LoadFailurePolicy
+from engine.checksum.policy import EXTENSIONS, ChecksumSettings, LoadFailurePolicy
 from engine.extensions import ExtensionError
 from faults import registry
 from faults.base import FaultParams
-from scenarios.fields import STRICT, GapId, Incident, Name, OneLine, TokenRange, one_of
+from scenarios.fields import STRICT, Extension, GapId, Incident, Name, OneLine, TokenRange, one_of
 from scenarios.problems import Issue, Loc, Problem, ScenarioError, did_you_mean, field_name, listed, shown
 from scenarios.topology import Topology
 from scenarios.wording import MAX_ISSUES, read_model
@@ -26,18 +27,33 @@ Reason = UnverifiedReason | NotCheckedReason
 
 
 class Checksum(BaseModel):
-    """Which checksum definition the engines use: 1, or 2 (hardened)."""
+    """Which checksum definition the engines use, 1 or 2 (hardened), and which extensions they do `without` (EXT)."""
 
     model_config = STRICT
 
     version: Annotated[int, one_of(1, 2)] = 1
+    without: tuple[Extension, ...] = ()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a twin's name depends on. A field that came later counts only when it is used."""
+        plain = self.model_dump(mode="json")
+        if not self.without:
+            del plain["without"]
+        return plain
+
+    def apply(self, settings: ChecksumSettings) -> ChecksumSettings:
+        """The flags of an engine: this version, with the extensions switched off."""
+        off: dict[str, Any] = {EXTENSIONS[name]: False for name in self.without}
+        return replace(settings, kv_checksum_version=self.version, **off)
 
 
 class Workload(BaseModel):
     """The requests of a cell. Prompt lengths are drawn from `prompt_tokens`, both ends included.
 
     `identical_prompts` gives every request the same prompt. Prefix caches would then serve all but the first: turn
-    them off where each is to be loaded whole.
+    them off where each is to be loaded whole. With `in_turn` a request is sent when the one before has been answered.
+    With `bidirectional` D holds each request for another reader, as P does: its loads have no carrier (CAR-4).
     """
 
     model_config = STRICT
@@ -48,13 +64,16 @@ class Workload(BaseModel):
     competitors: Annotated[int, Field(ge=0, le=4)] = 0
     shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
     identical_prompts: bool = False
+    in_turn: bool = False
+    bidirectional: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
         """What seeds depend on. A field that came later counts only when it is used: old scenarios keep their seeds."""
         plain = self.model_dump(mode="json")
-        if not self.identical_prompts:
-            del plain["identical_prompts"]
+        for name in ("identical_prompts", "in_turn", "bidirectional"):
+            if not plain[name]:
+                del plain[name]
         return plain
 
     @property

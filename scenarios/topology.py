@@ -6,9 +6,10 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
-from scenarios.fields import STRICT, OneRank, one_of
+from engine.config import KERNEL_BLOCK_SPLITS, PARALLEL_SIZES
+from scenarios.fields import STRICT, one_of
 
 BLOCK_SIZES = (8, 16, 32, 64)
 """Each divides every larger one, so that any two sides can be compared (DEF-6)."""
@@ -21,16 +22,23 @@ class EngineTopology(BaseModel):
 
     model_config = STRICT
 
-    tp: OneRank = 1
-    pp: OneRank = 1
+    tp: Annotated[int, one_of(*PARALLEL_SIZES)] = 1
+    pp: Annotated[int, one_of(*PARALLEL_SIZES)] = 1
     block_size: Annotated[int, one_of(*BLOCK_SIZES)] = 16
     layout: Literal["HND", "NHD"] = "HND"
+    kernel_block_splits: Annotated[int, one_of(*KERNEL_BLOCK_SPLITS)] = 1
     num_blocks: Annotated[int, Field(ge=4, le=4096)] = 64
     max_batched_tokens: Annotated[int, Field(ge=8)] = 64
     max_num_seqs: Annotated[int, Field(ge=1)] = 8
     steps_in_flight: Annotated[int, Field(ge=1, le=4)] = 2
     prefix_caching: bool = True
     max_model_len: Annotated[int, Field(ge=1)] | None = None
+    dcp: Annotated[int, Field(ge=1, le=8)] = 1
+    pcp: Annotated[int, Field(ge=1, le=8)] = 1
+    collects_all_stages: bool = True
+    speculator: Literal["repeat_last", "ngram"] | None = None
+    draft_tokens: Annotated[int, Field(ge=1, le=16)] = 3
+    checksums_after_speculator: bool = True
 
     @property
     def capacity(self) -> int:
@@ -38,8 +46,13 @@ class EngineTopology(BaseModel):
         return (self.num_blocks - 1) * self.block_size
 
     @property
+    def num_ranks(self) -> int:
+        return self.tp * self.pp
+
+    @property
     def label(self) -> str:
-        return f"{self.layout},bs{self.block_size}"
+        ranks = f"tp{self.tp},pp{self.pp}," if self.num_ranks > 1 else ""
+        return f"{ranks}{self.layout},bs{self.block_size}"
 
 
 class Topology(BaseModel):
@@ -51,14 +64,13 @@ class Topology(BaseModel):
     consumer: EngineTopology = EngineTopology()
     model: Literal["tiny", "small"] = "tiny"
     kv_dtype: Literal["bfloat16", "float16"] = "bfloat16"
-    transfer: Literal["pull"] = "pull"
+    transfer: Literal["pull", "push"] = "pull"
+    connector: Literal["offload", "offload_pull", "pull_offload"] | None = None
 
-    @field_validator("transfer", mode="before")
-    @classmethod
-    def _no_push(cls, value: Any) -> Any:
-        if value == "push":
-            raise ValueError("push is not in this version, use pull")
-        return value
+    @property
+    def needs_one_process(self) -> bool:
+        """Whether an engine has several ranks, or blocks that lie in pieces: not every target has those."""
+        return any(side.num_ranks > 1 or side.kernel_block_splits > 1 for side in (self.producer, self.consumer))
 
     @property
     def id(self) -> str:
@@ -76,8 +88,8 @@ class Topology(BaseModel):
 
     def _unusual(self) -> dict[str, Any]:
         """Fields that the label does not show and that are not the default, by name."""
-        shown = {"layout", "block_size"}
-        found = {}
+        shown = {"layout", "block_size", "tp", "pp"}
+        found: dict[str, Any] = {} if self.connector is None else {"connector": self.connector}
         for side in ("producer", "consumer"):
             for name, value in getattr(self, side).model_dump(mode="json", exclude_defaults=True).items():
                 if name not in shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,8 @@ from engine.errors import RequestError, StartupError
 
 ChecksumMode = Literal["off", "log", "enforce"]
 LoadFailurePolicy = Literal["fail", "recompute"]
+EXTENSIONS: Mapping[str, str] = {"EXT-1": "check_replicas", "EXT-2": "compare_block_sizes"}
+"""The switch of each part of the series beyond the base: a field of `ChecksumSettings`, on unless set to False."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class ChecksumSettings:
     `allow_checksum_switch`: a request may switch its own checksums off. For studies; whoever enforces checksums must
     not let a client decide. `kv_checksum_version`: what a producer sends, 1 or 2 (hardened); a consumer reads both.
     `kv_checksum_trigger`: when a producer sums (`engine/checksum/when.py`).
+    `EXTENSIONS` says which of docs/spec.md the switches at the end are.
     """
 
     enable_kv_checksum: bool | None = None
@@ -28,6 +32,8 @@ class ChecksumSettings:
     allow_checksum_switch: bool = False
     kv_checksum_version: int = 1
     kv_checksum_trigger: Trigger = "prompt_end"
+    check_replicas: bool = True
+    compare_block_sizes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ which nothing was compared is never verified (VER-6).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.checksum.payload import Payload, PayloadGroup
 from engine.checksum.records import GroupBlocks, Merge, MergedGroup
@@ -86,13 +87,19 @@ def not_checked(reason: NotCheckedReason) -> Verdict:
     return Verdict(VerdictStatus.NOT_CHECKED, reason)
 
 
-def judge_load(payload: Payload | UnverifiedReason, loaded: Mapping[int, GroupBlocks], merge: Merge) -> Verdict:
+def judge_load(
+    payload: Payload | UnverifiedReason,
+    loaded: Mapping[int, GroupBlocks],
+    merge: Merge,
+    compare_block_sizes: bool = False,
+) -> Verdict:
     """Judge one finished load.
 
     Args:
         payload: what P sent, or why there is nothing to compare with (`no_checksums`, `invalid`).
         loaded: the blocks that the load wrote, per group.
         merge: D's workers' sums of those blocks.
+        compare_block_sizes: whether blocks of different sizes are compared, where one divides the other (EXT-2).
     """
     if isinstance(payload, UnverifiedReason):
         return _unverified(payload, loaded)
@@ -102,7 +109,9 @@ def judge_load(payload: Payload | UnverifiedReason, loaded: Mapping[int, GroupBl
     present = [g for g in sorted(set(sent) | set(loaded)) if g in sent or g not in merge.skipped]
     if not present:
         return _unverified(UnverifiedReason.NO_GROUP, loaded)
-    groups = tuple(_judge_group(g, payload.num_tokens, sent.get(g), loaded.get(g), merge) for g in present)
+    groups = tuple(
+        _judge_group(g, payload.num_tokens, sent.get(g), loaded.get(g), merge, compare_block_sizes) for g in present
+    )
     for status in (VerdictStatus.MISMATCH, VerdictStatus.UNVERIFIED):
         for group in groups:
             if group.status is status:
@@ -121,24 +130,28 @@ def _unverified_group(group_id: int, blocks: GroupBlocks | None, reason: Unverif
 
 
 def _judge_group(
-    group_id: int, sent_tokens: int, sent: PayloadGroup | None, blocks: GroupBlocks | None, merge: Merge
+    group_id: int,
+    sent_tokens: int,
+    sent: PayloadGroup | None,
+    blocks: GroupBlocks | None,
+    merge: Merge,
+    compare_block_sizes: bool,
 ) -> GroupVerdict:
     mine = merge.groups.get(group_id)
-    reason = _unverified_reason(group_id, sent, mine, merge)
+    reason = _unverified_reason(group_id, sent, mine, merge, compare_block_sizes)
     if reason is not None or sent is None or mine is None:
         return _unverified_group(group_id, blocks, reason or UnverifiedReason.ONE_SIDE_ONLY)
-    compared = _common_positions(sent_tokens, sent, mine)
+    compared, differing = _compare(sent_tokens, sent, mine)
     if not compared:
         return _unverified_group(group_id, blocks, UnverifiedReason.NO_COMMON_POSITION)
-    theirs = sent.values[compared.start - sent.start : compared.stop - sent.start]
-    ours = mine.values[compared.start - mine.blocks.start : compared.stop - mine.blocks.start]
-    differing = tuple(compared.start + int(offset) for offset in np.flatnonzero(theirs != ours))
+    if group_id in merge.unchecked_replicas and not differing:
+        return _unverified_group(group_id, blocks, UnverifiedReason.REPLICA_UNCHECKED)
     status = VerdictStatus.MISMATCH if differing else VerdictStatus.VERIFIED
-    return GroupVerdict(group_id, status, None, tuple(mine.blocks.positions), tuple(compared), differing)
+    return GroupVerdict(group_id, status, None, tuple(mine.blocks.positions), compared, differing)
 
 
 def _unverified_reason(
-    group_id: int, sent: PayloadGroup | None, mine: MergedGroup | None, merge: Merge
+    group_id: int, sent: PayloadGroup | None, mine: MergedGroup | None, merge: Merge, compare_block_sizes: bool
 ) -> UnverifiedReason | None:
     if group_id in merge.other_blocks:
         return UnverifiedReason.OTHER_BLOCKS
@@ -148,16 +161,54 @@ def _unverified_reason(
         return UnverifiedReason.ONE_SIDE_ONLY
     if sent.fingerprint != mine.fingerprint:
         return UnverifiedReason.OTHER_LAYERS
-    if sent.block_size != mine.blocks.block_size:
+    smaller, larger = sorted((sent.block_size, mine.blocks.block_size))
+    if smaller != larger and (larger % smaller or not compare_block_sizes):
         return UnverifiedReason.OTHER_BLOCK_SIZE
     return None
 
 
-def _common_positions(sent_tokens: int, sent: PayloadGroup, mine: MergedGroup) -> range:
+def _compare(sent_tokens: int, sent: PayloadGroup, mine: MergedGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of D's blocks that were compared, and those of them that differ, in any replica (EXT-1).
+
+    Blocks of different sizes are compared by the larger ones (DEF-6): those of D that lie in one stand and fall
+    together.
+    """
+    blocks = mine.blocks
+    size = max(sent.block_size, blocks.block_size)
+    theirs = _larger_blocks(sent.values, sent.start, sent.block_size, size, sent_tokens)
+    ours = [
+        _larger_blocks(values, blocks.start, blocks.block_size, size, blocks.num_tokens)
+        for values in (mine.values, *mine.replicas)
+    ]
+    common = _common_positions(sent_tokens, blocks.num_tokens, size, theirs, ours[0])
+    bad = [position for position in common if any(replica[position] != theirs[position] for replica in ours)]
+    per_block = size // blocks.block_size
+
+    def own(positions: Sequence[int]) -> tuple[int, ...]:
+        return tuple(p for p in blocks.positions if p // per_block in positions)
+
+    return own(common), own(bad)
+
+
+def _common_positions(
+    sent_tokens: int, our_tokens: int, size: int, theirs: Mapping[int, int], ours: Mapping[int, int]
+) -> list[int]:
     """Positions that both sides hold with the same number of tokens in the block (BLK-4)."""
-    size, our_tokens = mine.blocks.block_size, mine.blocks.num_tokens
     # Blocks that are full on both sides are alike; a last block in part only if the requests are equally long.
     alike = -(-our_tokens // size) if sent_tokens == our_tokens else min(sent_tokens, our_tokens) // size
-    first = max(sent.start, mine.blocks.start)
-    last = min(sent.start + len(sent.values), mine.blocks.positions.stop, alike)
-    return range(first, max(first, last))
+    return [position for position in sorted(theirs.keys() & ours.keys()) if position < alike]
+
+
+def _larger_blocks(
+    values: npt.NDArray[np.uint64], start: int, block_size: int, size: int, num_tokens: int
+) -> dict[int, int]:
+    """The checksums of blocks of `size` tokens, by position, of which every token is summed (DEF-6)."""
+    per_block, end = size // block_size, -(-num_tokens // block_size)
+    found = {}
+    for position in range(start // per_block, -(-(start + len(values)) // per_block)):
+        first, stop = position * per_block, (position + 1) * per_block
+        # What ends the request may be less than a whole block.
+        stop = min(stop, max(end, first + 1))
+        if start <= first and stop <= start + len(values):
+            found[position] = int(values[first - start : stop - start].sum(dtype=np.uint64))
+    return found

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from engine.cache import PagedKVCache
 from engine.checksum.host_copy import CudaHostCopy, HostCopy, Ready
 from engine.checksum.payload import fingerprint, layer_number
 from engine.checksum.records import GroupBlocks, GroupSums, WorkerRecord
 from engine.checksum.when import KeptSums, Trigger, written_blocks
+from engine.paged import PagedKVCache
 from kernels.paths import block_checksums, prepare
 from kernels.torch_path import LayerCache, as_uint64
 
@@ -48,13 +49,30 @@ class ChecksumTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingSums:
+    """One group's part of a pending record: `values` int64 [blocks], None for a replica that is not summed."""
+
+    blocks: GroupBlocks
+    fingerprint: int
+    values: torch.Tensor | None
+    replica: int = 0
+    num_replicas: int = 1
+
+    def finalise(self) -> GroupSums:
+        """The sums on the host, once they have arrived there."""
+        summed = self.values is not None
+        values = np.zeros(0, dtype=np.uint64) if self.values is None else as_uint64(self.values)
+        return GroupSums(self.blocks, self.fingerprint, values, self.replica, self.num_replicas, summed)
+
+
+@dataclass(frozen=True, slots=True)
 class PendingRecord:
     """A record whose sums may still be on their way to the host. Only `finalise` waits for them."""
 
     request_id: str
     tp_rank: int
     pp_rank: int
-    groups: Mapping[int, tuple[GroupBlocks, int, torch.Tensor]]
+    groups: Mapping[int, PendingSums]
     ready: Ready | None
     times: ChecksumTimes = field(default_factory=ChecksumTimes)
 
@@ -63,16 +81,16 @@ class PendingRecord:
         began = time.perf_counter()
         if self.ready is not None:
             self.ready.synchronize()
-        sums = {
-            group_id: GroupSums(blocks, layers, as_uint64(values))
-            for group_id, (blocks, layers, values) in self.groups.items()
-        }
+        sums = {group_id: pending.finalise() for group_id, pending in self.groups.items()}
         self.times.wait_s += time.perf_counter() - began
         return WorkerRecord(self.request_id, self.tp_rank, self.pp_rank, sums)
 
 
 class ChecksumWorker:
     """Sums blocks of one worker's caches. One full-attention group holds all layers.
+
+    The worker may hold a replica of heads that others hold as well: P's workers sum replica 0 alone, D's all of them
+    unless `check_replicas` says otherwise (EXT-1).
 
     On a device whose results arrive later, `host_copy` brings them to the host; for CUDA it is there by default.
     With another `trigger` than `prompt_end`, the sums of prompts' full blocks are kept (EXT-8).
@@ -87,6 +105,9 @@ class ChecksumWorker:
         first_head: int,
         host_copy: HostCopy | None = None,
         trigger: Trigger = "prompt_end",
+        replica: int = 0,
+        num_replicas: int = 1,
+        check_replicas: bool = True,
     ) -> None:
         self._tp_rank = tp_rank
         self._pp_rank = pp_rank
@@ -97,6 +118,9 @@ class ChecksumWorker:
             if number is None:
                 raise ValueError(f"layer name {spec.name!r} holds no single layer number")
             self._layers.append(LayerCache(number, first_head, (tensor[:, 0], tensor[:, 1])))
+        self._replica = replica
+        self._num_replicas = num_replicas
+        self._check_replicas = check_replicas
         self.times = ChecksumTimes()
         self._block_size = cache.block_size
         self._kept = None if trigger == "prompt_end" else KeptSums(cache.num_blocks, cache.layers[0].device)
@@ -111,7 +135,9 @@ class ChecksumWorker:
             self.times.start_s += time.perf_counter() - began
 
     def keep(self, groups: Mapping[int, GroupBlocks]) -> None:
-        """Sum full blocks ahead of their prompt's end, as soon as they are written."""
+        """Sum full blocks ahead of their prompt's end, as soon as they are written. Of replicas the first does."""
+        if self._replica != 0:
+            return
         began = time.perf_counter()
         for blocks in groups.values():
             self._sums(blocks, received=False)
@@ -123,11 +149,15 @@ class ChecksumWorker:
         `received` says that they hold a load, not a prompt that was computed here: of that, nothing can be known yet.
         """
         began = time.perf_counter()
-        values = {group_id: self._sums(blocks, received) for group_id, blocks in groups.items()}
+        summed = self._replica == 0 or (received and self._check_replicas)
+        values = {group_id: self._sums(blocks, received) for group_id, blocks in groups.items()} if summed else {}
         ready = None
         if self._host_copy is not None:
             values, ready = self._host_copy.start(values)
-        pending = {g: (groups[g], self._fingerprint, values[g]) for g in groups}
+        pending = {
+            group_id: PendingSums(blocks, self._fingerprint, values.get(group_id), self._replica, self._num_replicas)
+            for group_id, blocks in groups.items()
+        }
         self.times.records += 1
         self.times.start_s += time.perf_counter() - began
         return PendingRecord(request_id, self._tp_rank, self._pp_rank, pending, ready, self.times)

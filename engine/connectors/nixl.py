@@ -22,6 +22,7 @@ from engine.cache import KVMemory
 from engine.connectors.base import LoadSpec, TransferResults, WorkerConnector
 from engine.connectors.nixl_peers import FetchPeer, NixlAgent, Peer, PeerError, Peers
 from engine.connectors.pull import copy_operations
+from engine.errors import StartupError
 from engine.seams import Completion, CopyOp, Hold, OpLanded, OpPosted, Seams
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,11 @@ class NixlWorker(WorkerConnector):
         self._agent = agent.api
         self._patience = patience or NixlPatience()
         self._renew = renew
+        if memory.num_ranks > 1 or memory.kernel_block_size != memory.block_size:
+            raise StartupError(
+                f"engine {engine_id}: the NIXL connector reads caches of one rank, whose blocks are one kernel block: "
+                "use tp_size 1, pp_size 1 and kernel_block_splits 1"
+            )
         agent.register(memory)
         self._mine = Peer.of(engine_id, agent.name, memory)
         self._peers = Peers(agent, fetch_peer, self._mine.row_bytes, self._patience.meet_s, self._patience.now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from engine.cache import KVMemory, PeerMemory
@@ -16,6 +17,7 @@ from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.connectors import DEFAULT_CONNECTOR
 from engine.connectors.base import Carrier, LoadSpec, SchedulerConnector, TransferResults, WorkerConnector
+from engine.connectors.deadlines import Deadlines
 from engine.connectors.fabric import Fabric
 from engine.errors import RequestError
 from engine.request import Request
@@ -27,9 +29,7 @@ class PullScheduler(SchedulerConnector):
 
     def __init__(self, engine_id: str, lease_ticks: int, clock: Clock) -> None:
         self._engine_id = engine_id
-        self._lease_ticks = lease_ticks
-        self._clock = clock
-        self._deadlines: dict[str, int] = {}
+        self._leases = Deadlines(lease_ticks, clock)
 
     def kv_checksum_carrier(self, request: Request, receiving: bool) -> Carrier | None:
         """`kv_transfer_params`, for producer requests and regular loads; a bidirectional load has none (CAR-4)."""
@@ -38,20 +38,9 @@ class PullScheduler(SchedulerConnector):
         return Carrier.KV_TRANSFER_PARAMS if (regular_load if receiving else producer) else None
 
     def check_params(self, request: Request) -> None:
-        for name in ("do_remote_prefill", "do_remote_decode"):
-            if not isinstance(request.param(name), bool | None):
-                raise RequestError(
-                    f"request {request.request_id}: kv_transfer_params.{name} is {request.param(name)!r}: "
-                    "use true or false"
-                )
+        check_names(request)
         if not request.param("do_remote_prefill"):
             return
-        for name in ("remote_engine_id", "remote_request_id"):
-            if not isinstance(request.param(name), str):
-                raise RequestError(
-                    f"request {request.request_id}: kv_transfer_params.{name} is "
-                    f"{request.param(name)!r}: pass on the string that the producer sent"
-                )
         ids = request.param("remote_block_ids")
         if not isinstance(ids, list) or not all(isinstance(group, list) for group in ids):
             raise RequestError(f"request {request.request_id}: kv_transfer_params.remote_block_ids is no list of lists")
@@ -75,7 +64,7 @@ class PullScheduler(SchedulerConnector):
     def request_finished(self, request: Request, block_ids: Mapping[int, Sequence[int]]) -> dict[str, Any] | None:
         if not request.wants_remote_decode:
             return None
-        self._deadlines[request.request_id] = self._clock.now + self._lease_ticks
+        self._leases.start(request.request_id)
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -85,39 +74,53 @@ class PullScheduler(SchedulerConnector):
         }
 
     def sent(self, request_id: str) -> bool:
-        return self._deadlines.pop(request_id, None) is not None
+        return self._leases.drop(request_id)
 
     def expired(self) -> list[str]:
-        ended = [request_id for request_id, deadline in self._deadlines.items() if deadline <= self._clock.now]
-        for request_id in ended:
-            del self._deadlines[request_id]
-        return ended
+        return self._leases.take_ended()
 
     def renew(self, request_id: str) -> None:
         """A consumer says that it still reads the request: its lease starts again, unless it has ended already."""
-        deadline = self._deadlines.get(request_id)
-        if deadline is not None and self._clock.now < deadline:
-            self._deadlines[request_id] = self._clock.now + self._lease_ticks
+        self._leases.renew(request_id)
 
     @property
     def num_leases(self) -> int:
-        return len(self._deadlines)
+        return len(self._leases)
 
     @property
     def held(self) -> list[str]:
         """Requests whose blocks are held."""
-        return list(self._deadlines)
+        return list(self._leases)
 
     def holds_lease(self, request_id: str) -> bool:
-        return request_id in self._deadlines
+        return request_id in self._leases
 
     def end_lease(self, request_id: str) -> None:
         """Let the request's lease end now, as if its time had passed. Raises KeyError if it holds none."""
-        self._deadlines[request_id] = min(self._deadlines[request_id], self._clock.now)
+        self._leases.end(request_id)
+
+
+def check_names(request: Request) -> None:
+    """Refuse flags that are none, and a remote load whose producer or request has no name.
+
+    Raises:
+        RequestError: which parameter, and what it may be.
+    """
+    for name in ("do_remote_prefill", "do_remote_decode"):
+        if not isinstance(request.param(name), bool | None):
+            raise RequestError(
+                f"request {request.request_id}: kv_transfer_params.{name} is {request.param(name)!r}: use true or false"
+            )
+    for name in ("remote_engine_id", "remote_request_id") if request.param("do_remote_prefill") else ():
+        if not isinstance(request.param(name), str):
+            raise RequestError(
+                f"request {request.request_id}: kv_transfer_params.{name} is "
+                f"{request.param(name)!r}: pass on the string that the producer sent"
+            )
 
 
 class PullWorker(WorkerConnector):
-    """A worker's side: posts reads on the fabric and collects notices."""
+    """The ranks' side: posts reads on the fabric and collects notices, which reach each rank by itself."""
 
     def __init__(self, engine_id: str, memory: KVMemory, fabric: Fabric) -> None:
         self._engine_id = engine_id
@@ -136,10 +139,23 @@ class PullWorker(WorkerConnector):
                 self._fabric.post(self._engine_id, load.remote_engine_id, load.request_id, load.remote_request_id, ops)
 
     def poll(self) -> TransferResults:
+        """What all ranks have learnt."""
+        return self._learnt(None, self._take_failed())
+
+    def poll_ranks(self, num_ranks: int) -> tuple[TransferResults, ...]:
+        if type(self).poll is not PullWorker.poll:
+            return super().poll_ranks(num_ranks)  # what a subclass has to say is not to be passed over
+        failed = self._take_failed()
+        return tuple(self._learnt(rank, failed) for rank in range(num_ranks))
+
+    def _take_failed(self) -> frozenset[str]:
         failed, self._failed = frozenset(self._failed), set()
+        return failed
+
+    def _learnt(self, rank: int | None, failed: frozenset[str]) -> TransferResults:
         return TransferResults(
-            finished_sending=self._fabric.take_sent(self._engine_id),
-            finished_receiving=self._fabric.take_received(self._engine_id),
+            finished_sending=self._fabric.take_sent(self._engine_id, rank),
+            finished_receiving=self._fabric.take_received(self._engine_id, rank),
             failed_receiving=failed,
         )
 
@@ -162,41 +178,50 @@ PULL = PullConnector()
 
 
 def copy_operations(load: LoadSpec, memory: KVMemory, peer: KVMemory | PeerMemory) -> list[CopyOp] | None:
-    """The load's copy operations in order of position; None if it cannot work: other geometry, blocks not P's own."""
+    """The load's copy operations in order of position; None if it cannot work: other geometry, blocks not P's own.
+
+    Each replica of a head on D is read by itself, from the replica on P that is as far along (EXT-1).
+    """
     if load.remote_block_ids.keys() != load.groups.keys():
         return None
     mine = (memory.num_layers, memory.num_kv_heads, memory.bytes_per_token)
     if mine != (peer.num_layers, peer.num_kv_heads, peer.bytes_per_token):
         return None
+    pieces = memory.kernel_block_size, peer.kernel_block_size
+    sources = [replica * peer.num_replicas // memory.num_replicas for replica in range(memory.num_replicas)]
+    places = list(product(range(peer.num_layers), (0, 1), range(peer.num_kv_heads), enumerate(sources)))
     ops: list[CopyOp] = []
     for group_id, blocks in load.groups.items():
         remote = load.remote_block_ids[group_id]
-        segments = copy_segments(blocks, remote, peer.block_size)
+        segments = copy_segments(blocks, remote, peer.block_size, pieces)
         if segments is None or not all(0 < block_id < peer.num_blocks for block_id in remote):
             return None
         for segment in segments:
-            for layer in range(peer.num_layers):
-                for part in (0, 1):
-                    ops += [
-                        CopyOp(len(ops) + head, segment[0], layer, part, head, *segment[1:])
-                        for head in range(peer.num_kv_heads)
-                    ]
+            ops += [
+                CopyOp(len(ops) + number, segment[0], layer, part, head, *segment[1:], source, target)
+                for number, (layer, part, head, (target, source)) in enumerate(places)
+            ]
     return ops
 
 
 def copy_segments(
-    blocks: GroupBlocks, remote_block_ids: Sequence[int], remote_block_size: int
+    blocks: GroupBlocks,
+    remote_block_ids: Sequence[int],
+    remote_block_size: int,
+    kernel_block_sizes: Sequence[int] = (),
 ) -> list[tuple[int, int, int, int, int, int]] | None:
     """Pair D's blocks with P's by token position, for equal or different block sizes.
 
-    Whole blocks are moved where the sizes are equal, tail slots included. Returns (position on D, P block, P slot,
-    D block, D slot, slots) in order of position, or None if P's blocks end before the tokens do.
+    Whole blocks are moved where the sizes are equal, tail slots included; no more than a kernel block at once, where
+    those are smaller. Returns (position on D, P block, P slot, D block, D slot, slots) in order of position, or None
+    if P's blocks end before the tokens do.
     """
-    # A step of a common divisor never crosses a block border on either side.
-    step = math.gcd(blocks.block_size, remote_block_size)
-    first = blocks.start * blocks.block_size
+    # A step of a common divisor never crosses a border on either side.
+    step = math.gcd(blocks.block_size, remote_block_size, *kernel_block_sizes)
+    piece = blocks.block_size if blocks.block_size == remote_block_size else step
+    end = -(-blocks.num_tokens // piece) * piece
     segments = []
-    for token in range(first, blocks.num_tokens, step):
+    for token in range(blocks.start * blocks.block_size, end, step):
         remote = token // remote_block_size
         if remote >= len(remote_block_ids):
             return None

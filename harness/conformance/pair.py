@@ -10,7 +10,7 @@ from engine.checksum.policy import ChecksumSettings, LoadFailurePolicy
 from engine.clock import VirtualClock
 from engine.config import EngineConfig, preset
 from engine.connectors.fabric import Fabric
-from engine.connectors.registry import ConnectorFactory
+from engine.connectors.registry import ConnectorFactory, transfer_of
 from engine.core import EngineCore, connected_engine
 from engine.request import Request, RequestOutput
 from engine.seams import Seams
@@ -19,6 +19,7 @@ from harness.conformance.seen import SeenKV
 
 MAX_ROUNDS = 2_000
 LEASE_TICKS = 1_000
+LOAD_TICKS = 100
 NUM_BLOCKS = 32
 OUTPUT_TOKENS = 2
 
@@ -42,6 +43,7 @@ class Pair:
         producer_model: str = "tiny",
     ) -> None:
         self.clock = VirtualClock()
+        self._pushes = transfer_of(factory) == "push"
         self.seams = Seams()
         self.seen = SeenKV()
         self.seen.attach(self.seams)
@@ -55,6 +57,7 @@ class Pair:
                 num_blocks=NUM_BLOCKS,
                 prefix_caching=prefix_caching,
                 lease_ticks=LEASE_TICKS,
+                load_ticks=LOAD_TICKS,
                 checksum=settings,
             )
             return connected_engine(factory, config, self.seams, self.clock, fabric)
@@ -81,6 +84,8 @@ class Pair:
         for _ in range(MAX_ROUNDS):
             for output in self.consumer.step():
                 answer = output
+            if self._pushes:
+                self.producer.step()
             if answer is not None and not self.consumer.scheduler.has_work and not self.consumer.steps_in_flight:
                 return answer
             for land in self.fabric.ready():

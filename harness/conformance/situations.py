@@ -13,6 +13,7 @@ Plain = Mapping[str, Any]
 
 LAYOUTS = ("HND", "NHD")
 KIT_BLOCK_SIZES = BLOCK_SIZES[:3]
+MIXED_BLOCK_SIZES = ((8, 16), (16, 8), (32, 16), (8, 32))
 
 _CLEAN_WORKLOAD: Plain = {"requests": 3, "prompt_tokens": [20, 70], "output_tokens": 6}
 _FAULT_WORKLOAD: Plain = {"requests": 2, "prompt_tokens": [40, 60], "output_tokens": 4}

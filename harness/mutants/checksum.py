@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from engine.checksum.worker import PendingRecord
+from engine.ranks import Ranks
 from engine.step import RankOutput, StepPlan
-from engine.worker import Worker
 from harness.mutants.base import Function, Mutant
 from harness.mutants.checks import sums_are_those_of_the_definition
 from kernels.torch_path import LayerCache
@@ -21,6 +22,7 @@ from kernels.torch_path import LayerCache
 BLOCK_CHECKSUMS = "kernels.paths.block_checksums"
 Sums = Callable[..., torch.Tensor]
 Layers = Sequence[LayerCache]
+Outputs = tuple[RankOutput, ...]
 
 
 def _constant(original: Sums) -> Sums:
@@ -101,28 +103,36 @@ def _without_last_layer(original: Sums) -> Sums:
     return lambda layers, *args, **how: original(layers[:-1], *args, **how)
 
 
+def _early(outputs: Outputs, early: Sequence[dict[str, PendingRecord]]) -> Outputs:
+    """What each rank returns, with records of another time in the place of its own."""
+    return tuple(
+        replace(output, records=tuple(own.pop(record.request_id, record) for record in output.records))
+        for output, own in zip(outputs, early, strict=True)
+    )
+
+
 def _before_the_forward(original: Function) -> Function:
     """P sums when the step begins: what earlier chunks wrote is there, what this step writes is not."""
 
-    def execute(worker: Worker, plan: StepPlan) -> RankOutput:
-        early = {r: worker._checksums.checksum(r, groups) for r, groups in plan.checksum_sends.items()}
-        output: RankOutput = original(worker, plan)
-        return replace(output, records=tuple(early.get(record.request_id, record) for record in output.records))
+    def execute(ranks: Ranks, plan: StepPlan) -> Outputs:
+        sends = plan.checksum_sends.items()
+        early = [{r: worker.checksum_prompt(r, groups) for r, groups in sends} for worker in ranks.workers]
+        return _early(original(ranks, plan), early)
 
     return execute
 
 
 def _before_the_load(original: Function) -> Function:
     """D sums when a load is posted, not when it has finished."""
-    early: dict[tuple[Worker, str], Any] = {}
+    early: dict[Ranks, list[dict[str, PendingRecord]]] = {}
 
-    def execute(worker: Worker, plan: StepPlan) -> RankOutput:
+    def execute(ranks: Ranks, plan: StepPlan) -> Outputs:
+        kept = early.setdefault(ranks, [{} for _ in ranks.workers])
         for load in plan.loads:
-            if load.request_id in plan.checksum_loads:
-                early[worker, load.request_id] = worker._checksums.checksum(load.request_id, load.groups)
-        output: RankOutput = original(worker, plan)
-        records = (early.pop((worker, record.request_id), record) for record in output.records)
-        return replace(output, records=tuple(records))
+            for worker, own in zip(ranks.workers, kept, strict=True):
+                if load.request_id in plan.checksum_loads:
+                    own[load.request_id] = worker.checksums.checksum(load.request_id, load.groups, received=True)
+        return _early(original(ranks, plan), kept)
 
     return execute
 
@@ -231,7 +241,7 @@ MUTANTS = (
         name="summed-before-the-forward",
         area="checksum",
         what="P sums a prompt's blocks before the forward of the step that finishes it has written them.",
-        target="engine.worker.Worker.execute",
+        target="engine.ranks.Ranks.execute",
         replace=_before_the_forward,
         killers=("clean-transfer",),
         control="clean-transfer--off",
@@ -240,7 +250,7 @@ MUTANTS = (
         name="summed-before-the-load",
         area="checksum",
         what="D sums a load's blocks when the load is posted, not when it has finished.",
-        target="engine.worker.Worker.execute",
+        target="engine.ranks.Ranks.execute",
         replace=_before_the_load,
         killers=("clean-transfer",),
         control="clean-transfer--off",

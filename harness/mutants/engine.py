@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from engine.cache import PagedKVCache
+from engine.paged import PagedKVCache
 from harness.mutants.base import Function, Mutant
 from harness.mutants.checks import nothing_in_common_is_unverified
 
-READ = "engine.cache.PagedKVCache.read"
+READ = "engine.paged.PagedKVCache.read"
 
 
 def _zeroes(original: Function) -> Function:

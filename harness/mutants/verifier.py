@@ -32,22 +32,22 @@ def _same_for_all(original: Function) -> Function:
 
 
 def _own_with_own(original: Function) -> Function:
-    def judge_load(payload: Sent, loaded: Any, merge: Merge) -> Verdict:
+    def judge_load(payload: Sent, loaded: Any, merge: Merge, *how: bool) -> Verdict:
         groups = [
             PayloadGroup(g, m.fingerprint, m.blocks.block_size, m.blocks.start, m.values)
             for g, m in sorted(merge.groups.items())
         ]
         tokens = max(blocks.num_tokens for blocks in loaded.values())
-        verdict: Verdict = original(Payload(1, tokens, tuple(groups)), loaded, merge)
+        verdict: Verdict = original(Payload(1, tokens, tuple(groups)), loaded, merge, *how)
         return verdict
 
     return judge_load
 
 
 def _swallowed(original: Function) -> Function:
-    def judge_load(payload: Any, loaded: Any, merge: Merge) -> Verdict:
+    def judge_load(payload: Any, loaded: Any, merge: Merge, *how: bool) -> Verdict:
         try:
-            verdict: Verdict = original(replace(payload, groups=payload.groups), loaded, merge)
+            verdict: Verdict = original(replace(payload, groups=payload.groups), loaded, merge, *how)
         except Exception:  # noqa: BLE001 - the bug
             return VERIFIED
         return verdict
@@ -59,8 +59,8 @@ def _verified_where(reason: UnverifiedReason) -> Callable[[Function], Function]:
     """What is unverified for this reason counts as verified."""
 
     def make(original: Function) -> Function:
-        def judge_load(payload: Sent, loaded: Any, merge: Merge) -> Verdict:
-            verdict: Verdict = original(payload, loaded, merge)
+        def judge_load(payload: Sent, loaded: Any, merge: Merge, *how: bool) -> Verdict:
+            verdict: Verdict = original(payload, loaded, merge, *how)
             return replace(verdict, status=VerdictStatus.VERIFIED, reason=None) if verdict.reason is reason else verdict
 
         return judge_load
@@ -85,13 +85,15 @@ def _differences_ignored(original: Function) -> Function:
 def _zero_is_nothing(original: Function) -> Function:
     """A checksum of 0 is taken for "none", and what has none is not compared."""
 
-    def judge_group(group_id: int, tokens: int, sent: PayloadGroup | None, blocks: Any, merge: Merge) -> GroupVerdict:
+    def judge_group(
+        group_id: int, tokens: int, sent: PayloadGroup | None, blocks: Any, merge: Merge, *how: bool
+    ) -> GroupVerdict:
         mine = merge.groups.get(group_id)
         if sent is not None and mine is not None and len(sent.values) == len(mine.values):
             either = (sent.values == 0) | (mine.values == 0)
             mine = replace(mine, values=np.where(either, sent.values, mine.values))
             merge = replace(merge, groups={**merge.groups, group_id: mine})
-        group: GroupVerdict = original(group_id, tokens, sent, blocks, merge)
+        group: GroupVerdict = original(group_id, tokens, sent, blocks, merge, *how)
         return group
 
     return judge_group

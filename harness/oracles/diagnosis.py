@@ -40,28 +40,35 @@ class DiagnosisOracle:
             self._blocks[event.request_id] = event.engine, blocks, event.memory
 
     def _load_finished(self, event: LoadFinished) -> None:
-        for blocks in event.groups.values():
-            self._compare(event.request_id, _tokens(blocks, event.memory, leave_out=0))
+        self._diagnose(event, leave_out=0)
 
     def _first_use(self, event: FirstUse) -> None:
         """What changed between the check and the first read. The last token is computed again before it is read."""
-        for blocks in event.groups.values():
-            if event.request_id not in self._diagnosed:
-                self._compare(event.request_id, _tokens(blocks, event.memory, leave_out=1))
+        if event.request_id not in self._diagnosed:
+            self._diagnose(event, leave_out=1)
 
-    def _compare(self, request_id: str, loaded: KVBlocks | None) -> None:
+    def _diagnose(self, event: LoadFinished | FirstUse, leave_out: int) -> None:
+        """The first replica of the heads that differs stands for all (EXT-1)."""
+        for blocks in event.groups.values():
+            for replica in event.memory.replicas:
+                if self._compare(event.request_id, _tokens(blocks, replica, leave_out)):
+                    break
+
+    def _compare(self, request_id: str, loaded: KVBlocks | None) -> bool:
+        """Whether there was a difference to diagnose."""
         if loaded is None:
-            return
+            return False
         final = self._final.get(request_id)
         first = loaded.first_token
         if final is None or (final.kv[:, :, first : first + loaded.kv.shape[2]] == loaded.kv).all():
-            return
+            return False
         self._diagnosed.add(request_id)
         others = {name: kv for name, kv in self._final.items() if name != request_id}
         for other in self._blocks:
             others |= self._reused(other)
         found = diagnose(final, loaded, others)
         self._history.add(EVENT, request=request_id, damage=found.damage, hypotheses=list(found.texts))
+        return True
 
     def _reused(self, request_id: str) -> dict[str, KVBlocks]:
         """What P's blocks of the request hold by now, if others have taken some of them, under the others' names."""

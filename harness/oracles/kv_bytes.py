@@ -3,10 +3,10 @@ when it is first read.
 
 Per position it keeps a digest per (layer, head), and the checksum of those bytes by the cell's version of the
 definition, from which the known gaps are predicted. Positions count grid blocks of `grid` tokens, the smaller of the
-two sides' block sizes, so that both sides can be compared.
+two sides' block sizes, so that both sides can be compared. Replicas of a head (EXT-1) that agree count as one.
 
-D computes the last prompt token again before it reads it, so what it reads of a load is one token less:
-`first_use` leaves that token out, and `to_be_read` is P's KV at KV final without it.
+D computes the last prompt token again before it reads it, so what it reads of a load of the whole prompt is one token
+less: `first_use` leaves that token out, and `to_be_read` is P's KV at KV final without it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class BytesOracle:
         self._history = history
         self._grid = grid
         self._block_checksums = {1: definition, 2: definition_v2}[version].block_checksums
+        self._prompts: dict[str, int] = {}
 
     def attach(self, seams: Seams) -> None:
         """Before any fault at P's KV final; after every fault everywhere else."""
@@ -44,6 +45,7 @@ class BytesOracle:
         seams.on("consumer.first_use", self._first_use, Stage.AFTER)
 
     def _kv_final(self, event: KVFinal) -> None:
+        self._prompts[event.request_id] = max(blocks.num_tokens for blocks in event.groups.values())
         self._see(KV_FINAL, event.request_id, event.groups, event.memory)
         self._see(TO_BE_READ, event.request_id, event.groups, event.memory, leave_out=1)
 
@@ -54,15 +56,17 @@ class BytesOracle:
         self._see(LOAD_FINISHED, event.request_id, event.groups, event.memory)
 
     def _first_use(self, event: FirstUse) -> None:
-        self._see(FIRST_USE, event.request_id, event.groups, event.memory, leave_out=1)
+        loaded = max(blocks.num_tokens for blocks in event.groups.values())
+        whole = loaded >= self._prompts.get(event.request_id, 0)
+        self._see(FIRST_USE, event.request_id, event.groups, event.memory, leave_out=int(whole))
 
     def _see(
         self, at: str, request_id: str, groups: Mapping[int, GroupBlocks], memory: KVMemory, leave_out: int = 0
     ) -> None:
         for group_id, blocks in groups.items():
             first_token = blocks.start * blocks.block_size
-            kv = memory.tokens(blocks)
-            kv = kv[:, :, : kv.shape[2] - leave_out]
+            replicas = [_cut(replica.tokens(blocks), leave_out) for replica in memory.replicas]
+            kv = [replica for n, replica in enumerate(replicas) if n == 0 or (replica != replicas[0]).any()]
             self._history.add(
                 EVENT,
                 at=at,
@@ -70,8 +74,8 @@ class BytesOracle:
                 group=group_id,
                 grid=self._grid,
                 start=first_token // self._grid,
-                digests=grid_digests(kv, self._grid),
-                sums=self._sums(kv, first_token),
+                digests=_joined([grid_digests(replica, self._grid) for replica in kv]),
+                sums=_joined([self._sums(replica, first_token) for replica in kv]),
             )
 
     def _sums(self, kv: npt.NDArray[np.uint8], first_token: int) -> list[str]:
@@ -88,6 +92,16 @@ class BytesOracle:
             num_tokens=first_token + tokens,
         )
         return [f"{int(value):016x}" for value in sums]
+
+
+def _cut(kv: npt.NDArray[np.uint8], leave_out: int) -> npt.NDArray[np.uint8]:
+    """Without the last `leave_out` tokens."""
+    return kv[:, :, : kv.shape[2] - leave_out]
+
+
+def _joined(by_replica: list[list[str]]) -> list[str]:
+    """One text a grid block: that of replica 0, and of each replica that has another one."""
+    return ["|".join(dict.fromkeys(texts)) for texts in zip(*by_replica, strict=True)]
 
 
 def grid_digests(kv: npt.NDArray[np.uint8], grid: int) -> list[str]:

@@ -1,9 +1,9 @@
 """The provenance oracle: a shadow of every slot, checked on every attention read of the consumer.
 
-Each (layer, K or V, head, slot) of both engines carries the identity of what was written there: a hash of the whole
-token prefix whose KV it is. A forward writes identities, a copy operation moves them, a change by anything else
-erases them. When a request reads a slot whose identity is not its own prefix's, it reads foreign or changed KV,
-whatever the bytes are and whoever verified them. What it then writes is tainted as well.
+Each (layer, K or V, head, slot) of both engines, in each replica, carries the identity of what was written there: a
+hash of the whole token prefix whose KV it is. A forward writes identities, a copy operation moves them, a change by
+anything else erases them. When a request reads a slot whose identity is not its own prefix's, it reads foreign or
+changed KV, whatever the bytes are and whoever verified them. What it then writes is tainted as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.cache import KVMemory
+from engine.cache import KVMemory, SlotChange
 from engine.seams import Forward, OpLanded, Seams, Stage
 from harness.history import History
 from harness.oracles.view import EngineView
@@ -55,14 +55,15 @@ class ProvenanceOracle:
         self._prefixes = {request_id: _Prefixes(prompt) for request_id, prompt in prompts.items()}
         self._shadows: dict[str, Identities] = {}
         self._seen: dict[str, set[int]] = {}
+        self._elsewhere: dict[int, tuple[KVMemory, Identities]] = {}
         for engine in (producer, consumer):
             self.begin_again(engine.engine_id, engine.memory)
 
     def begin_again(self, engine_id: str, memory: KVMemory) -> None:
         """Nothing has been written to this engine's memory, which may have another shape than it had before."""
-        shape = (memory.num_layers, 2, memory.num_kv_heads, memory.num_blocks, memory.block_size)
-        self._shadows[engine_id] = np.full(shape, _NOTHING, dtype=np.int64)
-        memory.watch(_Eraser(self._shadows[engine_id]))
+        self._shadows[engine_id] = shadow_of(memory)
+        if engine_id == self._consumer:
+            self._consumer_memory = memory
 
     def attach(self, seams: Seams) -> None:
         self._history.add(EVENT_ON)
@@ -79,12 +80,12 @@ class ProvenanceOracle:
         blocks = np.asarray(event.block_ids)[positions // block_size]
         slots = positions % block_size
         before, own = slice(0, event.first_position), slice(event.first_position, end)
-        found = shadow[:, :, :, blocks[before], slots[before]]
-        wrong = (found != prefixes.array(0, event.first_position)).any(axis=(0, 1, 2))
+        found = shadow[..., blocks[before], slots[before]]
+        wrong = (found != prefixes.array(0, event.first_position)).any(axis=(0, 1, 2, 3))
         if event.engine == self._consumer:
             self._report(event.request_id, np.flatnonzero(wrong).tolist())
         written = _CHANGED if wrong.any() else prefixes.array(event.first_position, end)
-        shadow[:, :, :, blocks[own], slots[own]] = written
+        shadow[..., blocks[own], slots[own]] = written
 
     def _report(self, request_id: str, wrong: list[int]) -> None:
         """A line for the first read of a request, and one whenever it reads more that is foreign."""
@@ -98,8 +99,30 @@ class ProvenanceOracle:
         op = event.op
         source = slice(op.source_slot, op.source_slot + op.num_slots)
         target = slice(op.target_slot, op.target_slot + op.num_slots)
-        moved = self._shadows[self._producer][op.layer, op.part, op.head, op.source_block, source]
-        self._shadows[event.engine][op.layer, op.part, op.head, op.target_block, target] = moved
+        moved = self._source(event)[op.source_replica, op.layer, op.part, op.head, op.source_block, source]
+        own = self._target(event)
+        own[op.target_replica, op.layer, op.part, op.head, op.target_block, target] = moved
+
+    def _source(self, event: OpLanded) -> Identities:
+        """What an operation reads: an engine, or memory that was copied to before. In doubt it is the producer."""
+        if event.source is self._consumer_memory:
+            return self._shadows[self._consumer]
+        return self._elsewhere.get(id(event.source), (event.source, self._shadows[self._producer]))[1]
+
+    def _target(self, event: OpLanded) -> Identities:
+        """What an operation writes: an engine, or memory that no engine computes with (a host's)."""
+        if event.engine in self._shadows:
+            return self._shadows[event.engine]
+        return self._elsewhere.setdefault(id(event.target), (event.target, shadow_of(event.target)))[1]
+
+
+def shadow_of(memory: KVMemory) -> Identities:
+    """An empty shadow that follows what is changed from outside: [replicas, layers, K|V, kv_heads, blocks, slots]."""
+    heads = memory.num_replicas, memory.num_layers, 2, memory.num_kv_heads
+    shape = (*heads, memory.num_blocks, memory.block_size)
+    shadow = np.full(shape, _NOTHING, dtype=np.int64)
+    memory.watch(_Eraser(shadow))
+    return shadow
 
 
 class _Eraser:
@@ -108,5 +131,5 @@ class _Eraser:
     def __init__(self, shadow: Identities) -> None:
         self._shadow = shadow
 
-    def __call__(self, layer: int, head: int, block_id: int, slot: int) -> None:
-        self._shadow[layer, :, head, block_id, slot] = _CHANGED
+    def __call__(self, change: SlotChange) -> None:
+        self._shadow[change.replica, change.layer, :, change.head, change.block_id, change.slot] = _CHANGED

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import torch
 
-from engine.cache import DTYPES
 from engine.config import KVDtype, preset
 from engine.model import Model, load_model
+from engine.paged import DTYPES
 from engine.proxy import Prompt
 from engine.tokenizer import EOS
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.cache import ChangeWatcher
+from engine.cache import ChangeWatcher, SlotChange
 from engine.checksum.records import GroupBlocks
 from engine.errors import KVChaosError
 from engine.seams import Hold, Seams
@@ -70,7 +70,9 @@ class EngineLink:
 
 
 class RemoteMemory:
-    """The KV memory of an engine in another process: the methods of `engine.cache.KVMemory`."""
+    """The KV memory of an engine in another process, which has one rank: the methods of `engine.cache.KVMemory`."""
+
+    num_replicas = 1
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
@@ -85,6 +87,10 @@ class RemoteMemory:
     @property
     def engine(self) -> str:
         return self._link.engine
+
+    @property
+    def replicas(self) -> list[RemoteMemory]:
+        return [self]
 
     def watch(self, watcher: ChangeWatcher) -> None:
         self._watchers.append(watcher)
@@ -109,9 +115,14 @@ class RemoteMemory:
                     for slot in range(self.block_size):
                         self._tell(layer, head, block_id, slot)
 
+    def replica(self, number: int) -> RemoteMemory:
+        if number:
+            raise ValueError(f"replica {number}: each head has 1, counted from 0")
+        return self
+
     def _tell(self, layer: int, head: int, block_id: int, slot: int) -> None:
         for watcher in self._watchers:
-            watcher(layer, head, block_id, slot)
+            watcher(SlotChange(0, layer, head, block_id, slot))
 
 
 class Dispatcher:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from engine.errors import StartupError
 from engine.request import RequestOutput
 from engine.seams import SEAMS, Seams
-from faults.levers import CLOCK, COMPETITORS, Levers
+from faults.levers import BIDIRECTIONAL, CLOCK, COMPETITORS, CONNECTORS, PUSH, RANKS, Levers
 from harness.errors import CheckerError
 from harness.history import History, error_text
 from harness.oracles.view import view_of
@@ -22,7 +22,7 @@ class SimTarget:
 
     name = "sim"
     summary = "both engines in one process, virtual time, one seeded sequence of choices"
-    provides = frozenset(SEAMS) | {CLOCK, COMPETITORS}
+    provides = frozenset(SEAMS) | {BIDIRECTIONAL, CLOCK, COMPETITORS, CONNECTORS, PUSH, RANKS}
     takes_connector = True
 
     def __init__(self, watch: Callable[[Seams], None] | None = None) -> None:

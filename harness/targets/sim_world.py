@@ -7,20 +7,22 @@ one run, and different seeds give different interleavings of arrivals, steps, co
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from engine.clock import VirtualClock
+from engine.config import preset
 from engine.connectors.base import SchedulerConnector
 from engine.connectors.fabric import Fabric
-from engine.connectors.registry import CONNECTORS
+from engine.connectors.registry import CONNECTORS, transfer_of
 from engine.core import EngineCore, connected_engine
 from engine.proxy import Prompt, Proxy
 from engine.request import Request, RequestOutput
 from engine.seams import Seams
 from harness.plan import Cell
 from harness.targets.workload import CONSUMER, LEASE_TICKS, PRODUCER, engine_config, make_competitors, make_prompts
+from scenarios.topology import Topology
 
 Action = Callable[[], object]
 
@@ -67,6 +69,16 @@ class SimCompetitors:
         return True
 
 
+def deadline_of(topology: Topology, prompts: Sequence[Prompt]) -> int:
+    """Actions that no clean run comes near: several times its copy operations and steps."""
+    model = preset(topology.model)
+    longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in prompts)
+    sides = topology.producer, topology.consumer
+    smallest = min(side.block_size // side.kernel_block_splits for side in sides)
+    copies = (longest // smallest + 1) * model.num_layers * 2 * max(model.num_kv_heads, topology.consumer.tp)
+    return 10_000 + len(prompts) * (4 * copies + 100 * longest)
+
+
 class SimWorld:
     """Two engines and everything between them. Raises what the engines raise."""
 
@@ -76,17 +88,31 @@ class SimWorld:
         self._on_output = on_output
         self.clock = VirtualClock()
         self.fabric = Fabric(seams)
+        self.prompts = make_prompts(scenario, cell.data_seed)
+        self.deadline = deadline_of(scenario.topology, self.prompts)
+        factory = CONNECTORS[cell.connector]
         self.producer, self.consumer = (
+            # A load that waits for a push fails long after any clean one, and before the run is given up.
             connected_engine(
-                CONNECTORS[cell.connector], engine_config(cell, name, side), seams, self.clock, self.fabric
+                factory,
+                replace(engine_config(cell, name, side), load_ticks=self.deadline // 2),
+                seams,
+                self.clock,
+                self.fabric,
             )
             for name, side in ((PRODUCER, scenario.topology.producer), (CONSUMER, scenario.topology.consumer))
         )
-        self.prompts = make_prompts(scenario, cell.data_seed)
         self._arrivals = list(self.prompts)
         self._leases_ended = False
+        self._in_turn = scenario.workload.in_turn
         self._unanswered = {prompt.request_id for prompt in self.prompts}
-        self._proxy = Proxy(self.producer, self.consumer, seams)
+        self._proxy = Proxy(
+            self.producer,
+            self.consumer,
+            seams,
+            push=transfer_of(factory) == "push",
+            bidirectional=scenario.workload.bidirectional,
+        )
         self.competitors = SimCompetitors(self.producer, make_competitors(scenario, self._rng, self.producer.config))
 
     @property
@@ -103,7 +129,7 @@ class SimWorld:
 
     def run(self) -> bool:
         """Run until every request is answered and nothing is left to do. False: the deadline came first."""
-        for _ in range(self._deadline()):
+        for _ in range(self.deadline):
             actions = self._actions()
             if actions:
                 self._rng.choice(actions)()
@@ -112,14 +138,6 @@ class SimWorld:
             elif not self._wind_down():
                 break
         return not self._unanswered and self.quiet
-
-    def _deadline(self) -> int:
-        """Actions that no clean run comes near: several times its copy operations and steps."""
-        model = self.consumer.config.model
-        longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in self.prompts)
-        smallest = min(self.producer.config.block_size, self.consumer.config.block_size)
-        copies = (longest // smallest + 1) * model.num_layers * 2 * model.num_kv_heads
-        return 10_000 + len(self.prompts) * (4 * copies + 100 * longest)
 
     @property
     def quiet(self) -> bool:
@@ -133,16 +151,18 @@ class SimWorld:
         if not self._unanswered and self.competitors.waiting:
             self.competitors.release()
             return True
-        if self.leases.num_leases and not self._leases_ended:
+        held = [e for e in (self.producer, self.consumer) if e.connector is not None and e.connector.num_leases]
+        if held and not self._leases_ended:
             self._leases_ended = True
             self.clock.advance(LEASE_TICKS)
-            self.producer.schedule()
+            for engine in held:
+                engine.schedule()
             return True
         return False
 
     def _actions(self) -> list[Action]:
         actions: list[Action] = []
-        if self._arrivals:
+        if self._arrivals and not (self._in_turn and self._waiting_for_answer):
             actions.append(self._arrive)
         for engine in (self.producer, self.consumer):
             if engine.can_schedule() and not self._idle(engine):
@@ -157,13 +177,19 @@ class SimWorld:
     def _idle(self, engine: EngineCore) -> bool:
         """Polling for a notice that nothing will send any more: time alone would end it."""
         scheduler, fabric = engine.scheduler, self.fabric
-        waiting = scheduler.num_unfinished or fabric.num_pending or fabric.has_mail(engine.config.engine_id)
+        told = engine.connector is not None and engine.connector.has_message
+        waiting = scheduler.num_unfinished or fabric.num_pending or fabric.has_mail(engine.config.engine_id) or told
         return not self._unanswered and not waiting
 
     def _forward(self, request_id: str) -> None:
         refused = self._proxy.forward(request_id)
         if refused is not None:
             self._answer(CONSUMER, refused)
+
+    @property
+    def _waiting_for_answer(self) -> bool:
+        """Whether a request that was sent has not been answered."""
+        return len(self._unanswered) > len(self._arrivals)
 
     def _arrive(self) -> None:
         self._proxy.submit(self._arrivals.pop(0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from engine.config import EngineConfig, preset
 from engine.proxy import Prompt
@@ -64,7 +63,14 @@ def engine_config(cell: Cell, engine_id: str, side: EngineTopology) -> EngineCon
         steps_in_flight=side.steps_in_flight,
         prefix_caching=side.prefix_caching,
         lease_ticks=LEASE_TICKS,
-        checksum=replace(
-            cell.policy.settings(cell.scenario.load_failure), kv_checksum_version=cell.scenario.checksum.version
-        ),
+        tp_size=side.tp,
+        pp_size=side.pp,
+        kernel_block_splits=side.kernel_block_splits,
+        dcp_size=side.dcp,
+        pcp_size=side.pcp,
+        collects_all_stages=side.collects_all_stages,
+        speculator=side.speculator,
+        draft_tokens=side.draft_tokens,
+        checksums_after_speculator=side.checksums_after_speculator,
+        checksum=cell.scenario.checksum.apply(cell.policy.settings(cell.scenario.load_failure)),
     )

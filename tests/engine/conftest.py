@@ -13,7 +13,8 @@ from engine.checksum.policy import ChecksumSettings
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.connectors.fabric import Fabric
-from engine.core import EngineCore, pull_engine
+from engine.connectors.registry import CONNECTORS
+from engine.core import EngineCore, connected_engine
 from engine.proxy import Prompt, Proxy
 from engine.request import Request
 from engine.seams import Seams
@@ -78,16 +79,22 @@ def serve(prompts, seams=None, **options):
 class World:
     """A producer, a consumer, a proxy and a fabric. Each action is drawn from those that are possible."""
 
-    def __init__(self, mode="enforce", load_failure="fail", seed=0, seams=None, producer=(), consumer=(), **both):
+    def __init__(
+        self, mode="enforce", load_failure="fail", seed=0, seams=None, producer=(), consumer=(), transfer="pull", **both
+    ):
         settings = ChecksumSettings(kv_checksum_mode=mode, kv_load_failure_policy=load_failure)
         common = {"checksum": settings} | both
         self.rng = random.Random(seed)
         self.seams = seams or Seams()
         self.clock = VirtualClock()
         self.fabric = Fabric(self.seams)
-        self.p = pull_engine(EngineConfig("P", **common | dict(producer)), self.seams, self.clock, self.fabric)
-        self.d = pull_engine(EngineConfig("D", **common | dict(consumer)), self.seams, self.clock, self.fabric)
-        self.proxy = Proxy(self.p, self.d, self.seams)
+        self.p, self.d = (
+            connected_engine(
+                CONNECTORS[transfer], EngineConfig(name, **common | dict(own)), self.seams, self.clock, self.fabric
+            )
+            for name, own in (("P", producer), ("D", consumer))
+        )
+        self.proxy = Proxy(self.p, self.d, self.seams, push=transfer == "push")
         self.arrivals = deque()
         self.prefilled = {}
         self.answers = {}

@@ -1,12 +1,15 @@
 """The paged cache in both layouts, and the byte view of it that faults and oracles get."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
-from engine.cache import KVMemory, PagedKVCache
+from engine.cache import KVMemory, SlotChange
 from engine.checksum.records import GroupBlocks
 from engine.config import PRESETS, EngineConfig
+from engine.paged import PagedKVCache
 
 POISON = b"POISONED"
 
@@ -120,12 +123,12 @@ def test_the_memory_says_its_geometry(cache):
 
 def test_watchers_hear_of_every_slot_that_is_changed_from_outside(cache):
     memory, heard = KVMemory(cache), []
-    memory.watch(lambda *where: heard.append(where))
+    memory.watch(heard.append)
     memory.write_slot(1, 0, 3, 2, np.zeros(cache.bytes_per_token, dtype=np.uint8))
-    assert heard == [(1, 0, 3, 2)]
+    assert heard == [SlotChange(replica=0, layer=1, head=0, block_id=3, slot=2)]
     heard.clear()
     memory.fill((2, 5), POISON)
-    assert sorted(heard) == [(layer, h, b, s) for layer in range(2) for h in range(2) for b in (2, 5) for s in range(4)]
+    assert sorted(heard) == list(itertools.product([0], range(2), range(2), (2, 5), range(4)))
     heard.clear()
     memory.slots((1,))
     cache.write(0, torch.tensor([1]), torch.tensor([0]), torch.zeros(1, 2, 16), torch.zeros(1, 2, 16))

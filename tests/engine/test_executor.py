@@ -81,7 +81,7 @@ class Event:
 
 
 class Rank:
-    """A worker that reports what it is told to."""
+    """A rank that reports what it is told to."""
 
     def __init__(self, tp_rank=0, sampled=None, transfers=NOTHING):
         self.tp_rank, self.sampled, self.transfers = tp_rank, sampled or {}, transfers
@@ -94,8 +94,16 @@ class Rank:
         return RankOutput(self.sampled, records, self.transfers)
 
 
+class AllRanks:
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def execute(self, plan):
+        return tuple(rank.execute(plan) for rank in self.ranks)
+
+
 def executor(*ranks, seams=None):
-    return Executor("e", WorldShape(len(ranks), 1), list(ranks), seams or Seams())
+    return Executor("e", WorldShape(len(ranks), 1), AllRanks(ranks), seams or Seams())
 
 
 def test_every_rank_runs_every_step_and_outputs_come_in_order():
@@ -112,8 +120,9 @@ def test_every_rank_runs_every_step_and_outputs_come_in_order():
 
 
 def test_the_world_needs_its_workers():
-    with pytest.raises(ValueError, match="1 workers for a world of 2"):
-        Executor("e", WorldShape(2, 1), [Rank()], Seams())
+    engine = Executor("e", WorldShape(2, 1), AllRanks([Rank()]), Seams())
+    with pytest.raises(ValueError, match="1 ranks for a world of 2"):
+        engine.execute(StepPlan(1))
 
 
 @pytest.mark.req("PRO-3", "CON-6")
@@ -155,3 +164,11 @@ def test_a_record_that_left_changed_arrives_changed():
     _, output = engine.collect()
     assert arrived == [RecordArrives("e", other)]
     assert output.records == {"b": [other]}
+
+
+@pytest.mark.req("EXT-3")
+def test_checksums_that_any_rank_was_brought_are_passed_on():
+    aggregator = TransferAggregator(2)
+    first = aggregator.merge((TransferResults(checksums={"a": "x"}), TransferResults(checksums={"b": "y"})))
+    assert first.checksums == {"a": "x", "b": "y"}
+    assert aggregator.merge((TransferResults(), TransferResults())).checksums == {}

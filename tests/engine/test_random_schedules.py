@@ -27,7 +27,14 @@ def random_side(rng, block_size, max_model_len):
         "steps_in_flight": rng.randint(1, 4),
         "prefix_caching": rng.random() < 0.6,
         "max_model_len": max_model_len,
+        **random_ranks(rng),
     }
+
+
+def random_ranks(rng):
+    """Mostly one: every rank takes its time."""
+    tp_size, pp_size = rng.choice([(1, 1)] * 6 + [(2, 1), (1, 2), (4, 1), (2, 2)])
+    return {"tp_size": tp_size, "pp_size": pp_size, "kernel_block_splits": rng.choice([1, 1, 2])}
 
 
 def random_prompts(rng, max_model_len):
@@ -50,7 +57,8 @@ class Run:
         sizes = [4, 8, 16, 32]
         p_size = rng.choice(sizes)
         d_size = p_size if rng.random() < 0.7 else rng.choice([*sizes, 12])
-        self.comparable = p_size == d_size
+        self.alike = p_size == d_size
+        self.comparable = max(p_size, d_size) % min(p_size, d_size) == 0
         self.load_failure = rng.choice(["fail", "recompute"])
         self.kv_dtype = rng.choice(["bfloat16", "float16"])
         length = rng.choice(MAX_MODEL_LEN)
@@ -61,10 +69,10 @@ class Run:
         seams = Seams()
         seams.on("request.preempted", lambda event: self.seen.add(f"{event.engine} preempted"))
         seams.on("consumer.recompute_start", lambda event: self.seen.add("recomputed"))
-        if self.comparable and rng.random() < 0.6:
+        if self.alike and rng.random() < 0.6:
             seams.on("consumer.load_finished", self.spoil)
         self.world = new_world(
-            "enforce" if self.comparable else "log",
+            "enforce" if self.alike else "log",
             self.load_failure,
             seed,
             seams,
@@ -124,8 +132,10 @@ def check_answers(tools, run):
         else:
             alone = tools.tokens_alone(prompt.token_ids, prompt.max_tokens, kv_dtype=run.kv_dtype)
             assert answer.token_ids == alone
-            clean = "verified" if run.comparable else "unverified"
-            assert (answer.verdict.status, answer.recomputed) == ("mismatch" if spoiled else clean, spoiled)
+            # A prefix that ends within a block of P may leave nothing to compare where the sizes differ.
+            clean = {"verified"} if run.alike else {"verified", "unverified"} if run.comparable else {"unverified"}
+            assert answer.verdict.status in ({"mismatch"} if spoiled else clean)
+            assert answer.recomputed == spoiled
 
 
 def check_nothing_is_left(tools, run):

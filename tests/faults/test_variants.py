@@ -41,6 +41,7 @@ VARIANTS = {
     "one token less": fault("drop_checksums", "params_pass", how="alter_num_tokens"),
     "other tp size": fault("drop_checksums", "params_pass", how="alter_tp_size"),
     "without last block": fault("drop_checksums", "params_pass", how="shorten"),
+    "lost by the connector": fault("drop_checksums", "carrier_pass", how="lose"),
     "reuse before": fault("early_reuse", "before_read"),
     "reuse during": fault("early_reuse", "mid_read"),
     "reuse after": fault("early_reuse", "after_read"),
@@ -64,7 +65,8 @@ CELLS = [
 
 def run(sim, name: str, policy: str, seed: int = 3):
     competitors = int(VARIANTS[name]["kind"] == "early_reuse")
-    return sim(VARIANTS[name], policy=policy, seed=seed, competitors=competitors, **WORKLOAD)
+    topology = {"transfer": "push"} if VARIANTS[name]["when"]["at"] == "carrier_pass" else None
+    return sim(VARIANTS[name], policy=policy, seed=seed, competitors=competitors, topology=topology, **WORKLOAD)
 
 
 def test_the_table_has_every_choice_of_these_kinds() -> None:

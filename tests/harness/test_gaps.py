@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.checksum.verdict import VerdictStatus
 from harness.gaps import (
     PREDICATES,
     corrupted_grid,
@@ -152,6 +153,29 @@ def test_gap_9_does_not_explain_a_block_that_was_compared(load_of: Make, view_of
 def test_gap_12(load_of: Make, view_of: View, landed: Any, compared: Any, found: bool) -> None:
     load = load_of(load_finished=view_of("a b X"), landed=landed, compared=compared)
     assert holds("GAP-12", load) is found
+
+
+# ---- GAP-7, GAP-13: nobody looked
+
+
+@pytest.mark.req("GAP-7", "GAP-13")
+@pytest.mark.parametrize("gap", ["GAP-7", "GAP-13"])
+@pytest.mark.parametrize(
+    ("verdict", "reason", "finished", "found"),
+    [
+        (VerdictStatus.NOT_CHECKED, "no_carrier", "a X c", True),
+        (VerdictStatus.NOT_CHECKED, "off", "a X c", True),
+        (VerdictStatus.NOT_CHECKED, "no_carrier", "a b c", False),
+        (VerdictStatus.NOT_CHECKED, "load_failed", "a X c", False),
+        (VerdictStatus.VERIFIED, None, "a X c", False),
+        (VerdictStatus.UNVERIFIED, "no_checksums", "a X c", False),
+    ],
+)
+def test_gap_7_and_13(
+    load_of: Make, view_of: View, gap: str, verdict: VerdictStatus, reason: Any, finished: str, found: bool
+) -> None:
+    load = load_of(verdict=verdict, reason=reason, load_finished=view_of(finished))
+    assert holds(gap, load) is found
 
 
 # ---- GAP-5: another request's parameters

@@ -13,7 +13,10 @@ import pytest
 from engine.checksum.consumer import CHECKSUMS_PARAM
 from engine.checksum.records import GroupBlocks
 from engine.connectors.base import LoadSpec, SchedulerConnector, TransferResults
+from engine.connectors.multi import MultiConnector
+from engine.connectors.offload import OFFLOAD
 from engine.connectors.pull import PullScheduler, PullWorker, copy_operations
+from engine.connectors.push import PUSH
 from engine.seams import CopyOp
 from harness.conformance.cells import run_scenario
 from harness.conformance.hostile import hostile_params
@@ -27,6 +30,14 @@ KIT = ConnectorConformance()
 
 class TestPull(ConnectorConformance):
     connector = "pull"
+
+
+class TestPush(ConnectorConformance):
+    connector = "push"
+
+
+class TestMulti(ConnectorConformance):
+    connector = MultiConnector("offload_push", "what is in host memory, or else a push", (OFFLOAD, PUSH))
 
 
 class Built:

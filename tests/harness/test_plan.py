@@ -215,3 +215,47 @@ def test_a_target_that_lacks_something_is_named_with_what_it_lacks(scenario_of: 
 
 def test_a_scenario_without_faults_needs_nothing(scenario_of: Make, clean: dict[str, Any]) -> None:
     assert missing_names(scenario_of(**clean), Policy.OFF, frozenset()) == ()
+
+
+# ---- what moves the KV
+
+
+@pytest.mark.parametrize(
+    ("topology", "asked", "connector"),
+    [
+        ({}, "pull", "pull"),
+        ({}, "pull_offload", "pull_offload"),
+        ({"transfer": "push"}, "pull", "push"),
+        ({"connector": "offload_pull"}, "pull", "offload_pull"),
+        ({"connector": "offload_pull"}, "pull_offload", "offload_pull"),
+    ],
+)
+def test_the_scenario_and_the_command_line_say_what_moves_the_kv(
+    scenario_of: Make, topology: dict[str, Any], asked: str, connector: str
+) -> None:
+    cells = plan_cells([scenario_of(topology=topology)], ALL, 0, PROVIDES, connector=asked)
+    assert {cell.connector for cell in cells} == {connector}
+    assert {cell.missing for cell in cells} == {()}
+
+
+def test_a_connector_of_the_other_kind_of_transfer_does_not_apply(scenario_of: Make) -> None:
+    (off, _) = plan_cells([scenario_of()], ALL, 0, PROVIDES, connector="push")
+    assert off.missing == ("transfer.pull with the connector push",)
+    (off, _) = plan_cells([scenario_of(topology={"transfer": "push"})], ALL, 0, PROVIDES, connector="pull_offload")
+    assert off.missing == ("transfer.push with the connector pull_offload",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({"topology": {"transfer": "push"}}, "transfer.push"),
+        ({"topology": {"connector": "offload"}}, "connectors"),
+        ({"workload": {"bidirectional": True}}, "workload.bidirectional"),
+    ],
+)
+def test_real_processes_lack_what_only_the_simulator_has(
+    scenario_of: Make, changes: dict[str, Any], lacks: str
+) -> None:
+    scenario = scenario_of(**changes)
+    assert missing_names(scenario, Policy.OFF, TARGETS["sim"].provides) == ()
+    assert missing_names(scenario, Policy.OFF, TARGETS["local"].provides) == (lacks,)

@@ -327,7 +327,8 @@ def test_a_run_from_before_one_could_choose_had_the_pull_connector(kvchaos: Run,
 
 def test_seeds_do_not_depend_on_the_connector(scenario_of: Callable[..., Any]) -> None:
     plans = [
-        plan_cells([scenario_of()], tuple(Policy), 5, TARGETS["sim"].provides, connector=name) for name in ("pull", "x")
+        plan_cells([scenario_of()], tuple(Policy), 5, TARGETS["sim"].provides, connector=name)
+        for name in ("pull", "pull_offload")
     ]
     for pull, other in zip(*plans, strict=True):
         assert (pull.id, pull.seed, pull.world_seed, pull.data_seed) == (
@@ -336,7 +337,7 @@ def test_seeds_do_not_depend_on_the_connector(scenario_of: Callable[..., Any]) -
             other.world_seed,
             other.data_seed,
         )
-        assert (pull.connector, other.connector) == ("pull", "x")
+        assert (pull.connector, other.connector) == ("pull", "pull_offload")
 
 
 def test_a_target_with_transport_of_its_own_takes_no_connector(

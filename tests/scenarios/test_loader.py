@@ -70,13 +70,13 @@ def test_the_name_is_the_files(folder: Path, sound: str) -> None:
 
 
 def test_problems_of_all_files_come_sorted(folder: Path, sound: str) -> None:
-    b = write(folder, "b", sound.replace("pull", "push"))
+    b = write(folder, "b", sound.replace("pull", "pus"))
     a = write(folder, "a", sound.replace("requests: 4", "requests: 0").replace("layout: HND", "layout: HN"))
     wanted = [
         "nowhere: cannot be read (no such file or directory): check the path and its permissions",
         "some/a.yaml:6: topology.producer.layout: layout is 'HN': use one of HND, NHD; did you mean 'HND'?",
         "some/a.yaml:10: workload.requests: requests is 0: use at least 1",
-        "some/b.yaml:8: topology.transfer: transfer is 'push': push is not in this version, use pull",
+        "some/b.yaml:8: topology.transfer: transfer is 'pus': use one of pull, push; did you mean 'push'?",
     ]
     assert errors(b, Path("nowhere"), a) == errors(Path("nowhere"), folder) == wanted
 

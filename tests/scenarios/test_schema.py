@@ -55,12 +55,19 @@ def test_everything_but_the_essentials_has_a_default() -> None:
         "pp": 1,
         "block_size": 16,
         "layout": "HND",
+        "kernel_block_splits": 1,
         "num_blocks": 64,
         "max_batched_tokens": 64,
         "max_num_seqs": 8,
         "steps_in_flight": 2,
         "prefix_caching": True,
         "max_model_len": None,
+        "dcp": 1,
+        "pcp": 1,
+        "collects_all_stages": True,
+        "speculator": None,
+        "draft_tokens": 3,
+        "checksums_after_speculator": True,
     }
     assert scenario.topology.producer.model_dump() == scenario.topology.consumer.model_dump() == engine
     assert (scenario.faults, scenario.others, scenario.load_failure, scenario.known_gap) == ((), None, None, {})
@@ -166,6 +173,9 @@ def test_the_usual_topology_has_a_readable_id() -> None:
 def test_topology_ids_differ_whenever_a_field_differs() -> None:
     engines = [
         EngineTopology(),
+        EngineTopology(tp=2),
+        EngineTopology(pp=2),
+        EngineTopology(kernel_block_splits=2),
         EngineTopology(block_size=32),
         EngineTopology(layout="NHD"),
         EngineTopology(num_blocks=65),
@@ -175,9 +185,15 @@ def test_topology_ids_differ_whenever_a_field_differs() -> None:
         EngineTopology(prefix_caching=False),
         EngineTopology(max_model_len=1000),
         EngineTopology(num_blocks=65, max_num_seqs=9),
+        EngineTopology(dcp=2),
+        EngineTopology(pcp=2),
+        EngineTopology(collects_all_stages=False),
+        EngineTopology(speculator="ngram", steps_in_flight=1),
+        EngineTopology(speculator="ngram", steps_in_flight=1, draft_tokens=2),
+        EngineTopology(checksums_after_speculator=False),
     ]
-    assert {name for e in engines for name in e.model_fields_set} == set(EngineTopology.model_fields) - {"tp", "pp"}
-    assert set(Topology.model_fields) == {"producer", "consumer", "model", "kv_dtype", "transfer"}
+    assert {name for e in engines for name in e.model_fields_set} == set(EngineTopology.model_fields)
+    assert set(Topology.model_fields) == {"producer", "consumer", "model", "kv_dtype", "transfer", "connector"}
     topologies = [
         Topology(producer=producer, consumer=consumer, model=model, kv_dtype=dtype)
         for producer in engines
@@ -185,6 +201,7 @@ def test_topology_ids_differ_whenever_a_field_differs() -> None:
         for model in ("tiny", "small")
         for dtype in ("bfloat16", "float16")
     ]
+    topologies += [Topology(transfer="push"), Topology(connector="offload"), Topology(connector="offload_pull")]
     assert len({topology.id for topology in topologies}) == len(topologies)
 
 

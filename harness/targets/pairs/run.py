@@ -159,8 +159,9 @@ class PairRun:
         return EngineView(name, memory, pool, lambda: name in self._pair.killed)
 
     def _make_requests(self) -> bool:
-        """Send every prompt to the proxy at once. False: one was not answered in time."""
-        with ThreadPoolExecutor(len(self._prompts)) as pool:
+        """Send the prompts to the proxy, all at once or in turn. False: one was not answered in time."""
+        in_turn = self._cell.scenario.workload.in_turn
+        with ThreadPoolExecutor(1 if in_turn else len(self._prompts)) as pool:
             futures = [pool.submit(self._request, prompt) for prompt in self._prompts]
             answered = [future.result() for future in futures]
         return all(answered)

@@ -93,7 +93,7 @@ def test_nothing_to_compare_with(checks, text, reason):
     ("sent", "reason"),
     [
         (PayloadGroup(0, 8, 16, 0, PAYLOAD.groups[0].values), "other_layers"),
-        (PayloadGroup(0, 9, 32, 0, PAYLOAD.groups[0].values), "other_block_size"),
+        (PayloadGroup(0, 9, 24, 0, PAYLOAD.groups[0].values), "other_block_size"),
         (PayloadGroup(0, 9, 16, 2, PAYLOAD.groups[0].values), "no_common_position"),
         (PayloadGroup(1, 9, 16, 0, PAYLOAD.groups[0].values), "one_side_only"),
     ],
@@ -161,3 +161,48 @@ def test_every_mismatch_is_an_error(checks, caplog):
         outcome(checks, encode(PAYLOAD), record(values=(0, 22)))
     errors = [r.message for r in caplog.records if r.levelno == logging.ERROR]
     assert errors == ["request r: KV checksum mismatch, block positions by group: {0: [0]}"] * 2
+
+
+# ---- checksums that the connector brings (EXT-3)
+
+
+def later(checks, *texts):
+    checks.start(request("what is in the parameters does not count"), BLOCKS, 1, brought_later=True)
+    checks.add(1, "r", [record()])
+    for text in texts:
+        checks.bring("r", text)
+    verdict = checks.judge("r")
+    return verdict.status, verdict.reason
+
+
+@pytest.mark.req("EXT-3", "CAR-1")
+def test_what_the_connector_brings_before_the_verdict_is_what_counts(checks):
+    assert later(checks, encode(PAYLOAD)) == (VerdictStatus.VERIFIED, None)
+    assert later(checks, encode(PAYLOAD), "the first counts") == (VerdictStatus.VERIFIED, None)
+    assert later(checks, encode(PAYLOAD)[:-4]) == (VerdictStatus.UNVERIFIED, "invalid")
+
+
+@pytest.mark.req("EXT-3", "VER-3")
+def test_what_the_connector_never_brings_is_missing(checks):
+    assert later(checks) == (VerdictStatus.UNVERIFIED, "no_checksums")
+
+
+@pytest.mark.req("EXT-3", "WIR-2")
+def test_what_is_brought_is_held_to_the_limits_of_its_request(checks):
+    longer = Payload(1, 36, (PayloadGroup(0, 9, 16, 0, np.arange(3, dtype=np.uint64)),))
+    assert later(checks, encode(longer)) == (VerdictStatus.UNVERIFIED, "invalid")
+
+
+def test_what_is_brought_for_nobody_is_ignored(checks):
+    checks.bring("r", encode(PAYLOAD))
+    assert checks.num_pending == 0
+
+
+def test_the_seam_is_reached_once_a_load_whenever_its_checksums_come():
+    seams, seen = Seams(), []
+    seams.on("consumer.payload_decoded", lambda event: seen.append(event.payload))
+    checks = ConsumerChecksums("D", WorldShape(1, 1), 1008, seams)
+    later(checks)
+    later(checks, encode(PAYLOAD))
+    outcome(checks, encode(PAYLOAD), record())
+    assert [isinstance(payload, Payload) for payload in seen] == [False, True, True]

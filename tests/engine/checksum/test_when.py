@@ -302,8 +302,8 @@ def test_a_block_that_is_given_to_another_prompt_is_summed_anew(new_world, tools
 def test_a_load_takes_the_sums_of_its_blocks_away(new_world, tools, trigger):
     """An engine that was a producer loads into the same blocks: then its own next prompt shares what was loaded."""
     world = new_world(checksum=settings(trigger), producer={"num_blocks": 8}, consumer={"num_blocks": 8})
-    (worker,) = world.d._executor._workers
-    kept = worker._checksums._kept
+    (worker,) = world.d._executor._ranks.workers
+    kept = worker.checksums._kept
     own = tools.prompt("own", 64)
     world.d.add_request(Request("own", list(own.token_ids), 1, {"do_remote_decode": True}))
     world.finish(world.d)

@@ -279,7 +279,7 @@ def test_every_token_goes_from_its_slot_to_its_slot(mine, theirs, num_tokens, lo
 @pytest.mark.parametrize("sizes", [(8, 16), (16, 8), (8, 32), (32, 16), (16, 24), (24, 16), (5, 16)], ids=str)
 @pytest.mark.parametrize("layouts", [("HND", "NHD"), ("NHD", "HND")], ids=str)
 def test_the_bytes_arrive_at_their_positions(tools, new_world, sizes, layouts):
-    """Between block sizes and layouts; the load cannot be verified (VER-2), but it is right."""
+    """Between block sizes and layouts. Sizes of which none divides the other cannot be compared (VER-2, EXT-2)."""
     seen = {}
     world = new_world(
         "log",
@@ -291,5 +291,7 @@ def test_the_bytes_arrive_at_their_positions(tools, new_world, sizes, layouts):
     prompt = tools.prompt("a", 53)
     answer = world.run([prompt])["a"]
     assert np.array_equal(seen["producer.kv_final"], seen["consumer.load_finished"])
-    assert (answer.verdict.status, answer.verdict.reason) == (VerdictStatus.UNVERIFIED, "other_block_size")
+    comparable = max(sizes) % min(sizes) == 0
+    wanted = (VerdictStatus.VERIFIED, None) if comparable else (VerdictStatus.UNVERIFIED, "other_block_size")
+    assert (answer.verdict.status, answer.verdict.reason) == wanted
     assert answer.token_ids == tools.tokens_alone(prompt.token_ids, prompt.max_tokens)

@@ -17,7 +17,6 @@ from harness.observe import observe
 from harness.oracles.kv_bytes import BytesOracle
 from harness.plan import Cell, plan_cells
 from harness.targets import TARGETS
-from harness.targets.sim_world import SimWorld
 from reports.results import CellResult
 from scenarios.words import Outcome, Policy, Result
 
@@ -130,7 +129,7 @@ def test_an_engine_that_refuses_to_start_is_refused(cell: Make, monkeypatch: pyt
 
 
 def test_an_engine_that_does_nothing_hangs(cell: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimWorld, "_deadline", lambda self: 60)
+    monkeypatch.setattr("harness.targets.sim_world.deadline_of", lambda topology, prompts: 60)
     result = judged(cell())
     assert {load.outcome for load in result.loads} == {Outcome.HUNG}
     lines = run(cell(Policy.OFF, faults=None, expect={"off": {"verdict": "not_checked"}}, policies=["off"]))

@@ -103,11 +103,11 @@ def test_a_clean_run_comes_nowhere_near_the_deadline(cell: Make) -> None:
     tight = {"max_batched_tokens": 8, "max_num_seqs": 1, "num_blocks": 28, "block_size": 8}
     simulated = world(cell(workload=workload, topology={"producer": tight, "consumer": tight}))
     assert simulated.run()
-    assert simulated.clock.now < simulated._deadline() / 4
+    assert simulated.clock.now < simulated.deadline / 4
 
 
 def test_a_run_that_is_held_up_ends_at_the_deadline(cell: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimWorld, "_deadline", lambda self: 10)
+    monkeypatch.setattr("harness.targets.sim_world.deadline_of", lambda topology, prompts: 10)
     simulated = world(cell())
     assert simulated.run() is False
     assert not simulated.quiet

@@ -1,18 +1,18 @@
-"""The order of things inside one step of one rank."""
+"""The order of things inside one step, of one rank and of several."""
 
 import numpy as np
 import pytest
 import torch
 
-from engine.cache import PagedKVCache
 from engine.checksum.records import GroupBlocks
 from engine.checksum.worker import ChecksumWorker
 from engine.config import EngineConfig
 from engine.model import Model
+from engine.paged import PagedKVCache
+from engine.ranks import Ranks
 from engine.request import Request
 from engine.seams import Seams
 from engine.step import ScheduledRequest, StepPlan
-from engine.worker import Worker
 
 
 @pytest.fixture
@@ -99,67 +99,75 @@ def share(tokens, first=0, count=None, sample=True, name="a", block_ids=(1, 2)):
 
 
 @pytest.fixture
-def worker():
-    return Worker(EngineConfig("e"), Seams())
+def ranks():
+    return OneRank(EngineConfig("e"), Seams())
 
 
-def test_a_token_that_is_not_known_yet_is_the_one_sampled_last(worker, tools):
+class OneRank(Ranks):
+    """Gives the output of its only rank."""
+
+    def execute(self, plan):
+        (output,) = super().execute(plan)
+        return output
+
+
+def test_a_token_that_is_not_known_yet_is_the_one_sampled_last(ranks, tools):
     """The scheduler plans both decodes before it has heard of any token."""
     prompt = tools.prompt("a", 20)
     wanted = tools.tokens_alone(prompt.token_ids, 3)
     steps = [share(prompt.token_ids), share((), 20, 1), share((), 21, 1)]
-    sampled = [worker.execute(plan(i, step)).sampled["a"] for i, step in enumerate(steps)]
+    sampled = [ranks.execute(plan(i, step)).sampled["a"] for i, step in enumerate(steps)]
     assert tuple(sampled) == wanted
 
 
-def test_only_who_samples_gets_a_token(worker, tools):
+def test_only_who_samples_gets_a_token(ranks, tools):
     tokens = tools.prompt("a", 20).token_ids
-    half = worker.execute(plan(1, share(tokens[:10], sample=False), share(tokens, name="b", block_ids=(3, 4))))
+    half = ranks.execute(plan(1, share(tokens[:10], sample=False), share(tokens, name="b", block_ids=(3, 4))))
     assert set(half.sampled) == {"b"}
-    whole = worker.execute(plan(2, share(tokens[10:], first=10)))
+    whole = ranks.execute(plan(2, share(tokens[10:], first=10)))
     assert whole.sampled["a"] == half.sampled["b"]
 
 
-def test_a_step_without_requests_samples_nothing(worker):
-    output = worker.execute(plan(1))
+def test_a_step_without_requests_samples_nothing(ranks):
+    output = ranks.execute(plan(1))
     assert (output.sampled, output.records) == ({}, ())
 
 
-def test_the_first_of_equal_maxima_is_taken(worker, monkeypatch):
+def test_the_first_of_equal_maxima_is_taken(ranks, monkeypatch):
     logits = Model.logits
     best = torch.tensor([200, 17, 99])
     monkeypatch.setattr(Model, "logits", lambda self, x: (logits(self, x) * 0).index_fill_(1, best, 1.0))
-    assert worker.execute(plan(1, share([1, 2]))).sampled == {"a": 17}
+    assert ranks.execute(plan(1, share([1, 2]))).sampled == {"a": 17}
 
 
-def test_what_ended_is_forgotten_before_a_new_request_with_its_id_runs(worker, tools):
+def test_what_ended_is_forgotten_before_a_new_request_with_its_id_runs(ranks, tools):
     """One plan names the id twice: as ended, and as a new request."""
-    worker.execute(plan(1, share([5, 6, 7])))
+    ranks.execute(plan(1, share([5, 6, 7])))
     prompt = tools.prompt("a", 20)
-    first = worker.execute(plan(2, share(prompt.token_ids), ended=("a",)))
-    second = worker.execute(plan(3, share((), 20, 1)))
+    first = ranks.execute(plan(2, share(prompt.token_ids), ended=("a",)))
+    second = ranks.execute(plan(3, share((), 20, 1)))
     assert (first.sampled["a"], second.sampled["a"]) == tools.tokens_alone(prompt.token_ids, 2)
 
 
-def test_the_worker_keeps_nothing_of_what_ended(worker, tools):
-    worker.execute(plan(1, share([5, 6, 7], name="gone")))
-    assert tools.mentions(worker, {"gone"})
-    worker.execute(plan(2, ended=("gone",)))
-    assert tools.mentions(worker, {"gone"}) == []
+def test_the_worker_keeps_nothing_of_what_ended(ranks, tools):
+    ranks.execute(plan(1, share([5, 6, 7], name="gone")))
+    assert tools.mentions(ranks, {"gone"})
+    ranks.execute(plan(2, ended=("gone",)))
+    assert tools.mentions(ranks, {"gone"}) == []
 
 
-def test_a_forward_writes_the_slots_of_its_tokens_and_no_others(worker, tools):
-    worker.memory.fill(tuple(range(64)), b"POISONED")
-    before = worker.memory.slots(tuple(range(64)))
+def test_a_forward_writes_the_slots_of_its_tokens_and_no_others(ranks, tools):
+    ranks.memory.fill(tuple(range(64)), b"POISONED")
+    before = ranks.memory.slots(tuple(range(64)))
     tokens = tools.prompt("a", 20).token_ids
-    worker.execute(plan(1, share(tokens, block_ids=(9, 3)), share(tokens[:5], name="b", block_ids=(7,))))
-    changed = np.argwhere((worker.memory.slots(tuple(range(64))) != before).any((0, 1, 3)))[:, 0]
+    ranks.execute(plan(1, share(tokens, block_ids=(9, 3)), share(tokens[:5], name="b", block_ids=(7,))))
+    changed = np.argwhere((ranks.memory.slots(tuple(range(64))) != before).any((0, 1, 3)))[:, 0]
     wanted = [*range(3 * 16, 3 * 16 + 4), *range(7 * 16, 7 * 16 + 5), *range(9 * 16, 10 * 16)]
     assert changed.tolist() == wanted
 
 
-def test_blocks_named_to_be_summed_may_be_others_than_those_written(worker):
+def test_blocks_named_to_be_summed_may_be_others_than_those_written(ranks):
     """The worker does as it is told: that they are other blocks is for the scheduler to notice."""
     blocks = {0: GroupBlocks(0, 16, 0, (5,), 10)}
-    output = worker.execute(StepPlan(1, kv_final={"a": {}}, checksum_sends={"a": blocks}))
+    output = ranks.execute(StepPlan(1, kv_final={"a": {}}, checksum_sends={"a": blocks}))
     assert output.records[0].finalise().groups[0].blocks == blocks[0]
