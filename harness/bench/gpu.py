@@ -57,7 +57,10 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One prompt's KV: milliseconds on the device (medians of interleaved rounds), and bytes summed or copied."""
+    """One prompt's KV: bytes summed or copied, and milliseconds between two events around it (medians, interleaved).
+
+    The device is idle before, so what the host needs to launch it counts: it is most of a short prompt's time.
+    """
 
     tokens: int
     size: int

@@ -106,7 +106,7 @@ def _print_costs(as_json: bool) -> None:
     try:
         from harness.strength.cost import measure  # compiles the paths that it measures
     except ImportError as error:
-        raise InputError(f"--cost measures the compiled path, and {error.name} is not here: pip install numba") from None
+        raise InputError(f"--cost measures the compiled path, which needs {error.name}: pip install numba") from None
     costs = measure()
     with printing() as console:
         if as_json:

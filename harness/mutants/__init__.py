@@ -1,11 +1,12 @@
 """Planted bugs of everything that a run trusts: the engine, the faults, the judge and the reports."""
 
-from harness.mutants import checksum, engine, injector, judge, policy, reporter, verifier
+from harness.mutants import checksum, engine, hardened, injector, judge, policy, reporter, verifier
 from harness.mutants.base import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     *engine.MUTANTS,
     *checksum.MUTANTS,
+    *hardened.MUTANTS,
     *verifier.MUTANTS,
     *policy.MUTANTS,
     *injector.MUTANTS,

@@ -7,17 +7,20 @@ or at the verifier alone.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
-from engine.checksum.payload import Payload, PayloadGroup
+from engine.checksum import hardened
+from engine.checksum.payload import HARDENED, Payload, PayloadGroup
 from engine.checksum.records import GroupBlocks, Merge, MergedGroup
 from engine.checksum.verdict import Verdict, VerdictStatus, judge_load
 from engine.kv_manager import GROUP
 from engine.seams import Checksummed, LoadFinished, RecordLeaves, Seams, Stage
 from harness.mutants.bench import Bench
 from harness.targets.sim_world import SimWorld
-from kernels.definition import block_checksums
+from kernels import definition, definition_v2
 from scenarios.words import Result, Role
 
 FINGERPRINT, BLOCK_SIZE = 11, 16
@@ -26,6 +29,28 @@ _BIT = re.compile(r"(bit \d+ of byte \d+) \([KV]\), (layer \d+, head \d+)")
 
 def sums_are_those_of_the_definition(bench: Bench) -> str | None:
     """What the workers of both engines report is what `kernels/definition.py` gives for the same bytes."""
+    return _other_sums(bench, "clean-shared-prefix--fail_open", definition.block_checksums)
+
+
+def hardened_sums_are_those_of_their_definition(bench: Bench) -> str | None:
+    """The same for version 2 and `kernels/definition_v2.py`."""
+    return _other_sums(bench, "hardened-clean-transfer--fail_open", definition_v2.block_checksums)
+
+
+def the_last_block_is_compared_as_far_as_both_go(bench: Bench) -> str | None:
+    """Version 2: of a block of which P holds eight tokens, D sums eight, and compares it (HRD-4)."""
+    blocks = GroupBlocks(GROUP, BLOCK_SIZE, 0, (1, 2), 30)
+    groups = hardened.to_sum({GROUP: blocks}, HARDENED, 24)
+    merged = MergedGroup(groups[GROUP], FINGERPRINT, np.array([5, 7], dtype=np.uint64))
+    merge = hardened.as_summed(Merge({GROUP: merged}, False, frozenset(), frozenset(), frozenset()))
+    sent = PayloadGroup(GROUP, FINGERPRINT, BLOCK_SIZE, 0, np.array([5, 7], dtype=np.uint64))
+    (verdict,) = judge_load(Payload(1, 24, (sent,), HARDENED), groups, merge).groups
+    if groups[GROUP].tokens_to_sum != 24:
+        return f"of P's 24 tokens, D sums {groups[GROUP].tokens_to_sum}"
+    return None if verdict.compared == (0, 1) else f"compared: {verdict.compared}"
+
+
+def _other_sums(bench: Bench, cell: str, define_sums: Callable[..., npt.NDArray[np.uint64]]) -> str | None:
     seams = Seams()
     defined: dict[tuple[str, str], list[int]] = {}
     wrong: list[str] = []
@@ -37,7 +62,7 @@ def sums_are_those_of_the_definition(bench: Bench) -> str | None:
         kv = event.memory.tokens(blocks)
         layers, _, tokens, _ = kv.shape
         whole = np.pad(kv, ((0, 0), (0, 0), (0, -tokens % blocks.block_size), (0, 0)))
-        sums = block_checksums(whole, range(layers), 0, blocks.block_size, first, blocks.num_tokens)
+        sums = define_sums(whole, range(layers), 0, blocks.block_size, first, blocks.num_tokens)
         defined[event.engine, event.request_id] = sums.tolist()
 
     def compare(event: RecordLeaves) -> None:
@@ -49,7 +74,7 @@ def sums_are_those_of_the_definition(bench: Bench) -> str | None:
     seams.on("producer.checksummed", define, Stage.BEFORE)
     seams.on("consumer.load_finished", define, Stage.AFTER)
     seams.on("worker.record_leaves", compare)
-    SimWorld(bench.plan("clean-shared-prefix--fail_open")[0], seams, lambda engine, output: None).run()
+    SimWorld(bench.plan(cell)[0], seams, lambda engine, output: None).run()
     if not seen:
         return "no worker reported a checksum"
     return f"other sums than those of the definition: {', '.join(sorted(wrong))}" if wrong else None

@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from engine.checksum.policy import ChecksumSettings
 from engine.proxy import Prompt
 from engine.request import FinishReason, Request
 from engine.seams import Seams
@@ -71,12 +72,15 @@ class Run:
         seams.on("consumer.recompute_start", lambda event: self.seen.add("recomputed"))
         if self.alike and rng.random() < 0.6:
             seams.on("consumer.load_finished", self.spoil)
+        mode = "enforce" if self.alike else "log"
+        # Every fourth run is one of version 2, which its producer decides (HRD-5).
+        sends = ChecksumSettings(kv_checksum_mode=mode, kv_checksum_version=2 if seed % 4 == 0 else 1)
         self.world = new_world(
-            "enforce" if self.alike else "log",
+            mode,
             self.load_failure,
             seed,
             seams,
-            producer=random_side(rng, p_size, length),
+            producer=random_side(rng, p_size, length) | {"checksum": sends},
             consumer=random_side(rng, d_size, length),
             kv_dtype=self.kv_dtype,
         )
@@ -149,7 +153,7 @@ def check_nothing_is_left(tools, run):
     assert tools.mentions(run.world.fabric, names) == []
 
 
-@pytest.mark.req("POL-3", "POL-5", "VER-1", "VER-6")
+@pytest.mark.req("POL-3", "POL-5", "VER-1", "VER-6", "HRD-3", "HRD-5")
 @pytest.mark.parametrize("part", range(2))
 def test_whatever_happens_the_tokens_are_right_and_nothing_is_left(tools, new_world, part):
     seen = set()

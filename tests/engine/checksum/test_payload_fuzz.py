@@ -129,6 +129,7 @@ def judged(payload, merge):
     groups = to_sum(LOADED, payload.version, payload.num_tokens)
     summed = {g: replace(merged, blocks=groups[g]) for g, merged in merge.groups.items()}
     merge = as_summed(replace(merge, groups=summed))
+    judge_load(payload, groups, merge, compare_block_sizes=True)  # whatever it says: it must not crash
     return judge_load(payload, groups, merge), merge
 
 

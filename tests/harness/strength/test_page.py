@@ -113,6 +113,12 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert "crc32c is not here: pip install 'kvchaos[bench]'" in str(result.exception)
 
 
+def test_the_costs_need_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "harness.strength.cost", None)  # as if what it imports were not here
+    with pytest.raises(InputError, match=r"--cost measures the compiled path, which needs .*: pip install numba"):
+        CliRunner().invoke(strength, ["--cost"], catch_exceptions=False)
+
+
 def test_what_version_2_costs_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.strength import cost
 
