@@ -10,7 +10,12 @@ from engine.errors import StartupError
 
 ChecksumMode = Literal["off", "log", "enforce"]
 LoadFailurePolicy = Literal["fail", "recompute"]
-EXTENSIONS: Mapping[str, str] = {"EXT-1": "check_replicas", "EXT-2": "compare_block_sizes"}
+EXTENSIONS: Mapping[str, str] = {
+    "EXT-1": "check_replicas",
+    "EXT-2": "compare_block_sizes",
+    "EXT-5": "checksum_states",
+    "EXT-9": "several_caches",
+}
 """The switch of each part of the series beyond the base: a field of `ChecksumSettings`, on unless set to False."""
 
 
@@ -27,6 +32,8 @@ class ChecksumSettings:
     kv_load_failure_policy: LoadFailurePolicy = "fail"
     check_replicas: bool = True
     compare_block_sizes: bool = True
+    checksum_states: bool = True
+    several_caches: bool = True
 
 
 @dataclass(frozen=True, slots=True)

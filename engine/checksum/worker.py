@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from engine.checksum.host_copy import CudaHostCopy, HostCopy, Ready
-from engine.checksum.payload import fingerprint, layer_number
+from engine.checksum.layers import factors, rows_fingerprint, why_skipped
+from engine.checksum.policy import ChecksumSettings
 from engine.checksum.records import GroupBlocks, GroupSums, WorkerRecord
 from engine.paged import PagedKVCache
 from kernels.torch_path import LayerCache, as_uint64, block_checksums
 
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """A layer of a KV cache group as its fingerprint sees it (FPR-1)."""
-
-    name: str
-    spec_type: str
-    dtype: str
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,40 +73,35 @@ class PendingRecord:
 
 
 class ChecksumWorker:
-    """Sums blocks of one worker's caches. One full-attention group holds all layers.
+    """Sums blocks of one worker's caches, given a group each. Groups that it cannot sum it leaves out (FPR-2).
 
     The worker may hold a replica of heads that others hold as well: P's workers sum replica 0 alone, D's all of them
-    unless `check_replicas` says otherwise (EXT-1).
+    unless EXT-1 is off.
 
     On a device whose results arrive later, `host_copy` brings them to the host; for CUDA it is there by default.
     """
 
     def __init__(
         self,
-        cache: PagedKVCache,
-        layers: list[LayerSpec],
-        tp_rank: int,
-        pp_rank: int,
-        first_head: int,
+        caches: Sequence[PagedKVCache],
+        tp_rank: int = 0,
+        pp_rank: int = 0,
+        settings: ChecksumSettings | None = None,
         host_copy: HostCopy | None = None,
-        replica: int = 0,
-        num_replicas: int = 1,
-        check_replicas: bool = True,
     ) -> None:
         self._tp_rank = tp_rank
         self._pp_rank = pp_rank
-        self._fingerprint = fingerprint((spec.name, spec.spec_type, spec.dtype) for spec in layers)
-        self._layers = []
-        for spec, tensor in zip(layers, cache.layers, strict=True):
-            number = layer_number(spec.name)
-            if number is None:
-                raise ValueError(f"layer name {spec.name!r} holds no single layer number")
-            self._layers.append(LayerCache(number, first_head, (tensor[:, 0], tensor[:, 1])))
-        self._replica = replica
-        self._num_replicas = num_replicas
-        self._check_replicas = check_replicas
+        self._settings = settings or ChecksumSettings()
+        self._groups: dict[int, _Summed] = {}
+        for cache in caches:
+            why = _why_skipped(cache, self._settings)
+            if why is None:
+                self._groups[cache.group.group_id] = _Summed(cache)
+            elif (tp_rank, pp_rank) == (0, 0):
+                logger.info("KV cache group %d is not checksummed: %s", cache.group.group_id, why)
         self.times = ChecksumTimes()
-        self._host_copy = CudaHostCopy() if host_copy is None and cache.layers[0].is_cuda else host_copy
+        on_cuda = any(layer.is_cuda for cache in caches for layer in cache.layers)
+        self._host_copy = CudaHostCopy() if host_copy is None and on_cuda else host_copy
 
     def checksum(self, request_id: str, groups: Mapping[int, GroupBlocks], received: bool = False) -> PendingRecord:
         """Start summing these blocks as they are now; returns without waiting for the device.
@@ -119,24 +109,60 @@ class ChecksumWorker:
         `received` says that they hold a load, not a prompt that was computed here.
         """
         began = time.perf_counter()
-        summed = self._replica == 0 or (received and self._check_replicas)
-        values = {group_id: self._sums(blocks) for group_id, blocks in groups.items()} if summed else {}
+        replicas = received and self._settings.check_replicas
+        known = {group_id: self._groups[group_id] for group_id in groups if group_id in self._groups}
+        values = {
+            group_id: group.sums(groups[group_id])
+            for group_id, group in known.items()
+            if group.cache.replica == 0 or replicas
+        }
         ready = None
         if self._host_copy is not None:
             values, ready = self._host_copy.start(values)
         pending = {
-            group_id: PendingSums(blocks, self._fingerprint, values.get(group_id), self._replica, self._num_replicas)
-            for group_id, blocks in groups.items()
+            group_id: PendingSums(
+                groups[group_id],
+                group.fingerprint,
+                values.get(group_id),
+                group.cache.replica,
+                group.cache.num_replicas,
+            )
+            for group_id, group in known.items()
         }
         self.times.records += 1
         self.times.start_s += time.perf_counter() - began
         return PendingRecord(request_id, self._tp_rank, self._pp_rank, pending, ready, self.times)
 
-    def _sums(self, blocks: GroupBlocks) -> torch.Tensor:
-        return block_checksums(
-            self._layers,
-            blocks.block_ids,
-            block_size=blocks.block_size,
-            start=blocks.start,
-            num_tokens=blocks.num_tokens,
-        )
+
+class _Summed:
+    """A group that is checksummed: this worker's caches of it, each under its factor."""
+
+    def __init__(self, cache: PagedKVCache) -> None:
+        self.cache = cache
+        self.fingerprint = rows_fingerprint(cache.group, cache.rows, cache.kv_dtype)
+        # The second cache of a layer is summed by itself: it has the same layer number (EXT-9).
+        self._layers: dict[int, list[LayerCache]] = {}
+        numbers = factors(cache.group)
+        for row, tensor in zip(cache.rows, cache.layers, strict=True):
+            number, first_head = numbers[row]
+            layer = LayerCache(number, first_head + cache.heads.start, tuple(tensor.unbind(1)))
+            self._layers.setdefault(first_head, []).append(layer)
+
+    def sums(self, blocks: GroupBlocks) -> torch.Tensor:
+        """This worker's part: int64 [blocks]. A stage without a layer of the group adds nothing."""
+        total = torch.zeros(len(blocks.block_ids), dtype=torch.int64)
+        for layers in self._layers.values():
+            part = block_checksums(
+                layers,
+                blocks.block_ids,
+                block_size=blocks.block_size,
+                start=blocks.start,
+                num_tokens=blocks.num_tokens,
+            )
+            total = part if len(self._layers) == 1 else total.to(part.device, non_blocking=True) + part
+        return total
+
+
+def _why_skipped(cache: PagedKVCache, settings: ChecksumSettings) -> str | None:
+    sizes = cache.block_size, cache.kernel_block_size
+    return why_skipped(cache.group, cache.shard.tp_size, sizes, cache.dtype.itemsize, settings)
