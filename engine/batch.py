@@ -11,50 +11,62 @@ from engine.step import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """All tokens of a step, request after request.
+class GroupPlaces:
+    """Where the KV of a step's tokens goes in one group, int64 [tokens], and each request's table, int64 [blocks]."""
 
-    Attributes:
-        token_ids, positions: int64 [tokens].
-        block_ids, slots: int64 [tokens], where the KV of each token goes.
-        tables: the block table of each request, int64 [blocks].
+    block_ids: torch.Tensor
+    slots: torch.Tensor
+    tables: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All tokens of a step, request after request. `token_ids` and `positions` are int64 [tokens].
+
+    `groups` has no places for a group of recurrent states, whose blocks hold no tokens.
     """
 
     requests: tuple[ScheduledRequest, ...]
     token_ids: torch.Tensor
     positions: torch.Tensor
-    block_ids: torch.Tensor
-    slots: torch.Tensor
-    tables: tuple[torch.Tensor, ...]
+    groups: Mapping[int, GroupPlaces]
 
-    def shares(self) -> Iterator[tuple[ScheduledRequest, slice, torch.Tensor]]:
-        """Each request with its rows in the batch and its block table."""
+    def shares(self) -> Iterator[tuple[int, ScheduledRequest, slice]]:
+        """Each request with its number and its rows in the batch."""
         row = 0
-        for request, table in zip(self.requests, self.tables, strict=True):
-            yield request, slice(row, row + request.num_tokens), table
+        for number, request in enumerate(self.requests):
+            yield number, request, slice(row, row + request.num_tokens)
             row += request.num_tokens
 
 
 def make_batch(
-    requests: Sequence[ScheduledRequest], tokens: Mapping[str, Sequence[int]], block_size: int, device: str
+    requests: Sequence[ScheduledRequest],
+    tokens: Mapping[str, Sequence[int]],
+    block_size: int,
+    groups: Sequence[int],
+    device: str,
 ) -> Batch:
-    """Put the shares of a step together; `tokens` are those of each request in this step."""
-    positions: list[int] = []
-    blocks: list[int] = []
-    for request in requests:
-        span = range(request.first_position, request.first_position + request.num_tokens)
-        positions += span
-        blocks += [request.block_ids[position // block_size] for position in span]
+    """Put the shares of a step together: `tokens` of each request in it, and the `groups` that hold KV of tokens."""
 
     def tensor(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
 
-    where = tensor(positions)
-    return Batch(
-        requests=tuple(requests),
-        token_ids=tensor([token for request in requests for token in tokens[request.request_id]]),
-        positions=where,
-        block_ids=tensor(blocks),
-        slots=where % block_size,
-        tables=tuple(tensor(request.block_ids) for request in requests),
-    )
+    spans = [range(request.first_position, request.first_position + request.num_tokens) for request in requests]
+    positions = tensor([position for span in spans for position in span])
+    slots = positions % block_size
+    places = {
+        group: GroupPlaces(
+            tensor(
+                [
+                    request.tables[group][position // block_size]
+                    for request, span in zip(requests, spans, strict=True)
+                    for position in span
+                ]
+            ),
+            slots,
+            tuple(tensor(request.tables[group]) for request in requests),
+        )
+        for group in groups
+    }
+    token_ids = tensor([token for request in requests for token in tokens[request.request_id]])
+    return Batch(tuple(requests), token_ids, positions, places)

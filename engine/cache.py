@@ -1,20 +1,22 @@
 """The KV bytes of a whole engine, over all its ranks: what oracles, faults and transports see.
 
-Layers and heads are those of the unsharded model. Where ranks hold replicas of a head, the memory shows replica 0 and
-writes to all of them, unless it is asked for one (`replica`).
+There is a memory for each KV cache group, with the caches (rows) and heads of the unsharded model; events hold that of
+the first group, which leads to the others. Where ranks hold replicas of a head, a memory shows replica 0 and writes to
+all of them, unless it is asked for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.checksum.layers import factors
 from engine.checksum.records import GroupBlocks
 from engine.paged import PagedKVCache
 
@@ -27,6 +29,7 @@ class SlotChange(NamedTuple):
     head: int
     block_id: int
     slot: int
+    group: int = 0
 
 
 ChangeWatcher = Callable[[SlotChange], None]
@@ -34,7 +37,10 @@ ChangeWatcher = Callable[[SlotChange], None]
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """The KV memory of an engine in another process: its shape, and by `engine` who has it. It has one rank."""
+    """The KV memory of an engine in another process: its shape, and by `engine` who has it.
+
+    It has one rank and one group, whose caches hold K and V.
+    """
 
     engine: str
     num_layers: int
@@ -43,41 +49,78 @@ class PeerMemory:
     block_size: int
     bytes_per_token: int
 
+    num_groups = 1
+    num_replicas = 1
+    num_parts = 2
+
     @property
     def kernel_block_size(self) -> int:
         return self.block_size
 
-    @property
-    def num_replicas(self) -> int:
-        return 1
+    def group(self, group_id: int) -> Self:
+        """The only group's."""
+        if group_id:
+            raise ValueError(f"engine {self.engine} has no KV cache group {group_id}")
+        return self
 
 
 class KVMemory:
-    """What a fault or an oracle may do with the KV bytes of an engine.
+    """What a fault or an oracle may do with the bytes of one KV cache group of an engine.
 
-    A token's bytes of one layer and head are its K bytes and then its V bytes, whatever the layout.
+    `num_layers` counts the group's caches. A token's bytes of one cache and head are those of its parts, such as its K
+    bytes and then its V bytes, whatever the layout. `factors` names each cache as its checksum does: the number of its
+    layer, and of its first head (DEF-4, EXT-9).
     """
 
     def __init__(self, *caches: PagedKVCache) -> None:
-        self._caches = caches
+        """Of one group, over all ranks."""
+        self._caches = [cache for cache in caches if cache.rows]
+        first, group = caches[0], caches[0].group
         self._watchers: list[ChangeWatcher] = []
         self._only: int | None = None
+        self._groups: Sequence[KVMemory] = (self,)
+        self.group_id = group.group_id
+        self.spec = group
         self.num_ranks = len(caches)
-        self.num_replicas = caches[0].shard.num_replicas
-        self.num_layers = max(cache.shard.layers.stop for cache in caches)
-        self.num_kv_heads = max(cache.shard.kv_heads.stop for cache in caches)
-        self.num_blocks = caches[0].num_blocks
-        self.block_size = caches[0].block_size
-        self.kernel_block_size = caches[0].kernel_block_size
-        self.bytes_per_token = caches[0].bytes_per_token
+        self.num_replicas = first.num_replicas
+        self.num_layers = len(group.rows)
+        self.num_kv_heads = group.num_heads
+        self.num_parts = group.num_parts
+        self.num_blocks = first.num_blocks
+        self.block_size = first.block_size
+        self.kernel_block_size = first.kernel_block_size
+        self.bytes_per_token = first.bytes_per_token
+        self.factors = factors(group)
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[Sequence[PagedKVCache]]) -> KVMemory:
+        """That of the first group; each item has the caches of one group, a rank each."""
+        memories = [cls(*caches) for caches in groups]
+        for memory in memories:
+            memory._groups = memories
+        return memories[0]
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
+    @property
+    def groups(self) -> Sequence[KVMemory]:
+        """The memory of each group."""
+        return self._groups
+
+    def group(self, group_id: int) -> KVMemory:
+        """The memory of a group. Raises ValueError if there is none of that number."""
+        if not 0 <= group_id < len(self._groups):
+            raise ValueError(f"group {group_id}: the engine has {len(self._groups)}, counted from 0")
+        return self._groups[group_id]
 
     def replica(self, number: int) -> KVMemory:
         """The same memory, of one replica of each head alone. Raises ValueError if there is none of that number."""
         if not 0 <= number < self.num_replicas:
             raise ValueError(f"replica {number}: each head has {self.num_replicas}, counted from 0")
         memory = KVMemory(*self._caches)
-        memory._watchers = self._watchers
-        memory._only = number
+        memory._watchers, memory._groups, memory._only = self._watchers, self._groups, number
         return memory
 
     @property
@@ -86,44 +129,42 @@ class KVMemory:
         return [self.replica(number) for number in range(self.num_replicas)]
 
     def watch(self, watcher: ChangeWatcher) -> None:
-        """Tell `watcher` of every slot that `write_slot` or `fill` changes."""
-        self._watchers.append(watcher)
+        """Tell `watcher` of every slot that `write_slot` or `fill` changes, in any group."""
+        for memory in self._groups:
+            memory._watchers.append(watcher)
 
     def tokens(self, blocks: GroupBlocks) -> npt.NDArray[np.uint8]:
-        """A copy of the valid tokens in `blocks`: uint8 [layers, kv_heads, tokens, bytes_per_token]."""
+        """A copy of the valid tokens in `blocks`: uint8 [layers, kv_heads, tokens, bytes_per_token] of their group."""
+        memory = self if blocks.group_id == self.group_id else self.group(blocks.group_id)
         first = blocks.start * blocks.block_size
-        return self.slots(blocks.block_ids)[:, :, : blocks.num_tokens - first]
+        return memory.slots(blocks.block_ids)[:, :, : blocks.num_tokens - first]
 
     def slots(self, block_ids: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         """A copy of every slot of these blocks: uint8 [layers, kv_heads, slots, bytes_per_token]."""
         shape = (self.num_layers, self.num_kv_heads, len(block_ids) * self.block_size, self.bytes_per_token)
         found = np.empty(shape, dtype=np.uint8)
         for cache in self._of_replica(self._only or 0):
-            shard = cache.shard
-            layers, heads = (
-                slice(shard.layers.start, shard.layers.stop),
-                slice(shard.kv_heads.start, shard.kv_heads.stop),
-            )
-            found[layers, heads] = cache.slots(block_ids)
+            rows, heads = slice(cache.rows[0], cache.rows[-1] + 1), slice(cache.heads.start, cache.heads.stop)
+            found[rows, heads] = cache.slots(block_ids)
         return found
 
     def write_slot(self, layer: int, head: int, block_id: int, slot: int, data: npt.NDArray[np.uint8]) -> None:
         """Overwrite the bytes of one token: uint8 [bytes_per_token]."""
         for replica in self._written:
             self._holder(layer, head, replica).write_slot(layer, head, block_id, slot, data)
-            self._changed(SlotChange(replica, layer, head, block_id, slot))
+            self._changed(SlotChange(replica, layer, head, block_id, slot, self.group_id))
 
     def fill(self, block_ids: tuple[int, ...], pattern: bytes) -> None:
         """Repeat `pattern` (8 bytes, a poison) over every slot of these blocks."""
         for replica in self._written:
             for cache in self._of_replica(replica):
                 cache.fill(block_ids, pattern)
-                places = product(cache.shard.layers, cache.shard.kv_heads, block_ids, range(self.block_size))
+                places = product(cache.rows, cache.heads, block_ids, range(self.block_size))
                 for layer, head, block_id, slot in places if self._watchers else ():
-                    self._changed(SlotChange(replica, layer, head, block_id, slot))
+                    self._changed(SlotChange(replica, layer, head, block_id, slot, self.group_id))
 
     def layer_views(self) -> list[torch.Tensor]:
-        """Per layer [block, K|V, slot, kv_head, element], for a transport that moves bytes by address.
+        """Per cache [block, part, slot, kv_head, element], for a transport that moves bytes by address.
 
         Raises:
             ValueError: the engine has several ranks, or blocks of several kernel blocks: it has no such views.
@@ -144,7 +185,7 @@ class KVMemory:
         return range(self.num_replicas) if self._only is None else range(self._only, self._only + 1)
 
     def _of_replica(self, replica: int) -> list[PagedKVCache]:
-        return [cache for cache in self._caches if cache.shard.replica == replica]
+        return [cache for cache in self._caches if cache.replica == replica]
 
     def _holder(self, layer: int, head: int, replica: int) -> PagedKVCache:
         for cache in self._of_replica(replica):

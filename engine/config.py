@@ -8,56 +8,25 @@ from typing import Any, Literal, Self
 
 from engine.checksum.policy import ChecksumSettings
 from engine.errors import StartupError
+from engine.groups import kv_groups
 from engine.numerics import MAX_CONTEXT
+from engine.presets import PARALLEL_SIZES, PRESETS, ModelConfig, preset
+
+__all__ = [
+    "KERNEL_BLOCK_SPLITS",
+    "PARALLEL_SIZES",
+    "PRESETS",
+    "EngineConfig",
+    "KVDtype",
+    "Layout",
+    "ModelConfig",
+    "preset",
+]
 
 Layout = Literal["HND", "NHD"]
 Speculator = Literal["repeat_last", "ngram"]
 KVDtype = Literal["bfloat16", "float16"]
-PARALLEL_SIZES = (1, 2, 4)
 KERNEL_BLOCK_SPLITS = (1, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """A decoder-only transformer. `head_dim` is even (RoPE) and a slice is whole 8-byte pieces (DEF-2)."""
-
-    name: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mlp_size: int
-
-    def why_unshardable(self, tp_size: int, pp_size: int) -> str | None:
-        """Why the model cannot be split over this many ranks; None: it can."""
-        for name, size in (("tp", tp_size), ("pp", pp_size)):
-            if size not in PARALLEL_SIZES:
-                return f"{name} is {size}: use {', '.join(map(str, PARALLEL_SIZES[:-1]))} or {PARALLEL_SIZES[-1]}"
-        if self.num_heads % tp_size or (self.num_kv_heads % tp_size and tp_size % self.num_kv_heads):
-            heads = f"{self.num_heads} heads and {self.num_kv_heads} KV heads"
-            return f"tp is {tp_size}: the {heads} of {self.name} cannot be split evenly over it"
-        if self.num_layers % pp_size:
-            return f"pp is {pp_size}: the {self.num_layers} layers of {self.name} cannot be split evenly over it"
-        return None
-
-
-PRESETS = {
-    "tiny": ModelConfig("tiny", 2, 64, 4, 2, 16, 128),
-    "small": ModelConfig("small", 4, 128, 8, 4, 16, 256),
-}
-
-
-def preset(name: str) -> ModelConfig:
-    """The model preset of that name.
-
-    Raises:
-        StartupError: there is none.
-    """
-    try:
-        return PRESETS[name]
-    except KeyError:
-        raise StartupError(f"unknown model preset {name!r}: use one of {', '.join(PRESETS)}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +99,11 @@ class EngineConfig:
             )
         if self.speculator not in (None, "repeat_last", "ngram"):
             raise StartupError(f"engine {self.engine_id}: speculator is {self.speculator!r}: use repeat_last or ngram")
+        if self.speculator is not None and "state" in self.model.kinds:
+            raise StartupError(
+                f"engine {self.engine_id}: a speculator with {self.model.name}: a recurrent state cannot take back "
+                "what was guessed wrong, leave the speculator out"
+            )
         if self.speculator is not None and self.steps_in_flight > 1:
             raise StartupError(
                 f"engine {self.engine_id}: steps_in_flight is {self.steps_in_flight}: a speculator decides how many "
@@ -149,15 +123,21 @@ class EngineConfig:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Read what `to_plain` gave. Raises StartupError for values that cannot work."""
-        parts = {"model": ModelConfig(**plain["model"]), "checksum": ChecksumSettings(**plain["checksum"])}
+        parts = {"model": ModelConfig.from_plain(plain["model"]), "checksum": ChecksumSettings(**plain["checksum"])}
         return cls(**{**plain, **parts})
 
     @property
     def capacity(self) -> int:
         """Tokens that the pool can hold."""
-        return (self.num_blocks - 1) * self.block_size
+        return tokens_held(self.model, self.num_blocks, self.block_size)
 
     @property
     def context_limit(self) -> int:
         """Most tokens of one request, prompt and output: `max_model_len`, or what the pool can hold."""
         return min(self.capacity, MAX_CONTEXT) if self.max_model_len is None else self.max_model_len
+
+
+def tokens_held(model: ModelConfig, num_blocks: int, block_size: int) -> int:
+    """Tokens of one request that a pool holds: in a block of each KV cache group; block 0 holds none."""
+    states = sum(group.is_state for group in kv_groups(model))
+    return (num_blocks - 1 - states) // (len(kv_groups(model)) - states) * block_size

@@ -12,7 +12,7 @@ from typing import Any
 from engine.checksum.consumer import CHECKSUMS_PARAM
 from engine.checksum.producer import ProducerChecksums
 from engine.connectors.base import Carrier, SchedulerConnector
-from engine.kv_manager import GROUP, KVManager
+from engine.kv_manager import KVManager
 from engine.request import Request
 from engine.seams import ParamsLeave, Seams
 
@@ -47,10 +47,10 @@ class Leases:
         """What the consumer of a request that ended normally is told; then its blocks are held. None: no consumer."""
         if self._connector is None:
             return None
-        params = self._connector.request_finished(request, {GROUP: request.block_ids})
+        params = self._connector.request_finished(request, dict(enumerate(request.tables)))
         if params is None:
             return None
-        self._held[request.request_id], request.block_ids = request.block_ids, []
+        self._held[request.request_id], request.tables = request.held_block_ids, []
         if not params:
             return None
         wanted = self._enabled and not request.switches_checksum_off

@@ -19,6 +19,7 @@ ACTIVATION_LIMIT = 32.0
 WEIGHT_SCALE = 2.0**8
 WEIGHT_LIMIT = 2.0 - 2.0**-8
 MAX_CONTEXT = 8192
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _EXP_STEPS = 2.0**12
 _EXP_SIZE = 2**16
 _EXP_SCALE = 2.0**18

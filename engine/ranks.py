@@ -20,7 +20,9 @@ from engine.checksum.records import GroupBlocks
 from engine.checksum.worker import PendingRecord
 from engine.config import EngineConfig, Speculator
 from engine.connectors.base import TransferResults, WorkerConnector
+from engine.groups import kv_groups
 from engine.model import load_model
+from engine.numerics import rms_norm
 from engine.seams import Checksummed, FirstUse, Forward, KVFinal, LoadFinished, LoadScheduled, Seams, SpeculatorWrote
 from engine.sharding import shard_model
 from engine.speculator import accept, propose
@@ -38,11 +40,13 @@ class Ranks:
         self._seams = seams
         self._speculator = config.speculator
         self._draft_tokens = config.draft_tokens
-        self._model = load_model(config.model, config.seed, config.device)
+        self._model = load_model(config.model, config.seed, config.device, config.kv_dtype)
         shards = shard_model(config.model, config.tp_size, config.pp_size)
         self._stages = [[Worker(config, shard) for shard in stage] for stage in shards]
         self.workers = [worker for stage in self._stages for worker in stage]
-        self.memory = KVMemory(*(worker.cache for worker in self.workers))
+        groups = kv_groups(config.model)
+        self._of_tokens = [group.group_id for group in groups if not group.is_state]
+        self.memory = KVMemory.of_groups([[w.caches[group.group_id] for w in self.workers] for group in groups])
         self.connector: WorkerConnector | None = None
         self._last_token: dict[str, int] = {}
         self._loads: dict[str, Mapping[int, GroupBlocks]] = {}
@@ -126,16 +130,18 @@ class Ranks:
         tokens = {request.request_id: self._tokens(request) for request in requests}
         for request in requests if self._seams.listened("worker.forward") else ():
             own, first = tokens[request.request_id], request.first_position
-            self._seams.emit(Forward(self._engine, request.request_id, first, own, request.block_ids))
+            tables = dict(enumerate(request.tables))
+            self._seams.emit(Forward(self._engine, request.request_id, first, own, request.tables[0], tables))
         return self._sample(self._compute(requests, tokens), requests)
 
     def _compute(self, requests: Sequence[ScheduledRequest], tokens: Mapping[str, Sequence[int]]) -> torch.Tensor:
         """These tokens through all stages, whose KV is written: the residual, float64 [tokens, hidden]."""
-        batch = make_batch(requests, tokens, self._block_size, self._device)
+        batch = make_batch(requests, tokens, self._block_size, self._of_tokens, self._device)
         x = self._model.embed(batch.token_ids)
         for stage in self._stages:
             for layer in stage[0].shard.layers:
-                heads = [worker.attend(layer, x, batch) for worker in stage]
+                normed = rms_norm(x)
+                heads = [worker.mix(layer, normed, batch) for worker in stage]
                 x = self._model.finish_layer(layer, x, torch.cat(heads, dim=1))
         return x
 
@@ -145,7 +151,8 @@ class Ranks:
         """Guess what follows the sampled tokens, compute it, and keep what was right: tokens by request id."""
         shares, tokens = [], {}
         for request in plan.requests:
-            room = min(self._draft_tokens, len(request.block_ids) * self._block_size - request.end)
+            blocks = min(len(request.tables[group_id]) for group_id in self._of_tokens)
+            room = min(self._draft_tokens, blocks * self._block_size - request.end)
             if request.sample and room > 0:
                 known = (*request.history, sampled[request.request_id])
                 guesses = propose(speculator, known, room - 1)
@@ -160,7 +167,8 @@ class Ranks:
             accepted[request_id] = accept(written[1:], greedy[row : row + len(written)])
             row += len(written)
             right = written[: len(accepted[request_id])]
-            self._seams.emit(Forward(self._engine, request_id, share.first_position, right, share.block_ids))
+            tables = dict(enumerate(share.tables))
+            self._seams.emit(Forward(self._engine, request_id, share.first_position, right, share.tables[0], tables))
             if request_id in plan.kv_final:
                 at = plan.kv_final[request_id], self.memory, share.first_position, written
                 self._seams.emit(SpeculatorWrote(self._engine, request_id, *at))

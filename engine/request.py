@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from engine.blocks import NULL_BLOCK
 from engine.checksum.verdict import NO_LOAD, Verdict
 from engine.errors import RequestError
 from engine.tokenizer import VOCAB_SIZE
@@ -36,6 +37,7 @@ class Request:
 
     `epoch` is unique in an engine and changes with every restart (preemption, recompute): output of another epoch,
     also of an earlier request with the same id, is dropped on arrival.
+    `tables` holds a block table for each KV cache group, none while the request has no blocks.
     `num_placeholders` counts tokens that scheduled steps will sample and whose output has not arrived.
     `kv_checksum` is what its client asks of its checksums; None: nothing, the engine decides.
     """
@@ -47,7 +49,7 @@ class Request:
     kv_checksum: bool | None = None
     status: Status = Status.WAITING
     output_token_ids: list[int] = field(default_factory=list)
-    block_ids: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_placeholders: int = 0
     epoch: int = 0
@@ -60,6 +62,16 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The block table of the first group."""
+        return self.tables[0] if self.tables else []
+
+    @property
+    def held_block_ids(self) -> list[int]:
+        """Every block that the request holds, of all groups."""
+        return [block_id for table in self.tables for block_id in table if block_id != NULL_BLOCK]
 
     @property
     def num_tokens(self) -> int:

@@ -24,7 +24,8 @@ from engine.checksum.when import only_filled
 from engine.config import EngineConfig
 from engine.connectors.base import SchedulerConnector, TransferResults
 from engine.errors import RequestError
-from engine.kv_manager import GROUP, KVManager
+from engine.groups import kv_groups
+from engine.kv_manager import KVManager
 from engine.leases import Leases
 from engine.loads import Load, Loads, why_unacceptable
 from engine.request import FinishReason, Request, RequestOutput, Status, check_request
@@ -48,7 +49,10 @@ class Scheduler:
         self._policy = policy
         self._connector = connector
         self._seams = seams
-        self.kv = KVManager(config.engine_id, config.num_blocks, config.block_size, config.prefix_caching, seams)
+        groups = kv_groups(config.model)
+        self.kv = KVManager(
+            config.engine_id, config.num_blocks, config.block_size, config.prefix_caching, seams, groups
+        )
         self.checksum_times = StageTimes()
         self.sends = ProducerChecksums(world, self.checksum_times, policy.version)
         self.checks = ConsumerChecksums(
@@ -145,6 +149,7 @@ class Scheduler:
             num_tokens = min(request.num_to_compute, draft.budget)
             if num_tokens == 0:
                 continue
+            self.kv.slide(request, self._last_step)
             if not self.kv.grow(request, request.num_computed_tokens + num_tokens):
                 # Blocks behind the fence come back by themselves: wait for them before taking more away. So do all
                 # other blocks if nobody else runs: whoever has them is loading or leased.
@@ -172,17 +177,17 @@ class Scheduler:
 
     def _admit(self, request: Request, draft: StepDraft) -> bool:
         """Give a request its first blocks, and start its load if it wants one. False: no room now."""
-        shared = self.kv.cached_prefix(request)
-        local = len(shared) * self._config.block_size
+        prefix = self.kv.cached_prefix(request)
+        local = prefix.num_tokens
         remote = 0
         if self._connector is not None and not request.load_started:
             remote = self._connector.matched_tokens(request, local)
         num_tokens = local + (remote or min(request.num_tokens - local, draft.budget))
-        if not self.kv.admit(request, shared, num_tokens):
+        if not self.kv.admit(request, prefix, num_tokens, loading=bool(remote)):
             return False
         request.num_computed_tokens = local
         if remote and self._connector is not None:
-            groups = {GROUP: self.kv.blocks(request, len(shared), local + remote)}
+            groups = self.kv.blocks(request, local, local + remote)
             self._loads.start(request, groups, self._connector, draft)
         return True
 
@@ -205,7 +210,7 @@ class Scheduler:
                 token_ids=tuple(request.all_token_ids[first : first + num_tokens]),
                 first_position=first,
                 num_tokens=num_tokens,
-                block_ids=tuple(request.block_ids),
+                tables=tuple(map(tuple, request.tables)),
                 sample=sample,
                 loaded=self._first_use.pop(request.request_id, None),
                 history=tuple(request.all_token_ids) if sample and self._config.speculator is not None else (),
@@ -213,8 +218,9 @@ class Scheduler:
         )
         request.num_placeholders += sample
         if self._policy.trigger == "on_write" and request.wants_remote_decode and self._is_summed(request):
-            groups = to_sum({GROUP: self.kv.blocks(request, 0, request.num_prompt_tokens)}, self._policy.version)
-            draft.checksum_writes[request.request_id] = only_filled(groups, first, first + num_tokens)
+            stop = min(first + num_tokens, request.num_prompt_tokens)
+            groups = to_sum(self.kv.blocks(request, 0, stop), self._policy.version)
+            draft.checksum_writes[request.request_id] = only_filled(groups, first, stop)
         if request.wants_remote_decode and first < request.num_prompt_tokens <= request.num_computed_tokens:
             self._prompt_done(request, draft)
 
@@ -226,7 +232,7 @@ class Scheduler:
 
     def _prompt_done(self, request: Request, draft: StepDraft) -> None:
         """The step that is being planned finishes a prompt that a consumer will read (PRO-1, PRO-4)."""
-        groups = {GROUP: self.kv.blocks(request, 0, request.num_prompt_tokens)}
+        groups = self.kv.blocks(request, 0, request.num_prompt_tokens)
         draft.kv_final[request.request_id] = groups
         if not self._is_summed(request):
             return
@@ -343,8 +349,8 @@ class Scheduler:
         self._finished.append(RequestOutput.of(request, params))
 
     def _free(self, request: Request) -> None:
-        self.kv.free(request.request_id, request.block_ids, self._last_step)
-        request.block_ids = []
+        self.kv.free(request.request_id, request.held_block_ids, self._last_step)
+        request.tables = []
 
 
 def _append(request: Request, tokens: Iterable[int]) -> FinishReason | None:

@@ -170,7 +170,8 @@ class RecomputeStart:
 class CopyOp:
     """One copy operation: `num_slots` slots of one (layer, K|V, head) from a block of P to a block of D.
 
-    Where ranks hold replicas of the head, it goes from one of P's to one of D's.
+    `layer` and `part` count the caches of `group` and the parts of a token in them. Where ranks hold replicas of the
+    head, it goes from one of P's to one of D's.
     """
 
     index: int
@@ -185,6 +186,7 @@ class CopyOp:
     num_slots: int
     source_replica: int = 0
     target_replica: int = 0
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,8 @@ class RequestEnded:
 class Forward:
     """The ranks compute these tokens of a request: they read the positions before them and write theirs.
 
-    `block_ids` is the request's block table: position p is in slot `p % block_size` of its block `p // block_size`.
+    `tables` are the request's block tables, by KV cache group: position p is in slot `p % block_size` of the block
+    `p // block_size` of its table. `block_ids` is that of the first group.
     """
 
     engine: str
@@ -272,6 +275,7 @@ class Forward:
     first_position: int
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
+    tables: Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)

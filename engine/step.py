@@ -13,7 +13,7 @@ from engine.connectors.base import LoadSpec, TransferResults
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """A request's share of a step: `num_tokens` tokens from position `first_position` on.
+    """A request's share of a step: `num_tokens` tokens from position `first_position` on; `tables` as the request's.
 
     `token_ids` is one short when the last token is still being sampled by an earlier step; the worker knows it.
     `loaded` names the blocks of a remote load that this step reads for the first time. `history` are all tokens that
@@ -25,7 +25,7 @@ class ScheduledRequest:
     token_ids: tuple[int, ...]
     first_position: int
     num_tokens: int
-    block_ids: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
     sample: bool
     loaded: Mapping[int, GroupBlocks] | None = None
     history: tuple[int, ...] = ()

@@ -43,6 +43,7 @@ class BitFlipParams(FaultParams):
     token: Annotated[int, Field(ge=0, description="Position in the request.")] | None = None
     byte: Annotated[int, Field(ge=0, description="In the token's K bytes, then V bytes.")] | None = None
     bit: Annotated[int, Field(ge=0, le=7, description="Of the byte; 7 is the highest.")] | None = None
+    group: Annotated[int, Field(ge=0, description="KV cache group, counted from 0.")] = 0
     replica: Annotated[int, Field(ge=0, description="Which replica of a head, where there are several.")] | None = None
 
     @model_validator(mode="after")
@@ -82,14 +83,16 @@ class BitFlip(Fault[BitFlipParams]):
     def _flip(self, event: KVFinal | Checksummed | LoadFinished | Verified) -> None:
         if event.request_id != self.context.request_id or self.context.evidence:
             return
-        memory, replica = event.memory, self.params.replica
+        blocks, replica = event.groups.get(self.params.group), self.params.replica
+        if blocks is None:
+            return
+        memory = event.memory.group(self.params.group)
         if replica is not None:
             if replica >= memory.num_replicas:
                 return
             memory = memory.replica(replica)
-        for blocks in event.groups.values():
-            for bit in self._choose(blocks, memory):
-                self._flip_one(bit, blocks, memory)
+        for bit in self._choose(blocks, memory):
+            self._flip_one(bit, blocks, memory)
 
     def _flip_one(self, bit: _Bit, blocks: GroupBlocks, memory: KVMemory) -> None:
         block_id, slot = blocks.block_ids[bit.slot // blocks.block_size], bit.slot % blocks.block_size
@@ -98,7 +101,7 @@ class BitFlip(Fault[BitFlipParams]):
         token[bit.byte] ^= 1 << bit.bit
         memory.write_slot(bit.layer, bit.head, block_id, slot, token)
         after = digest(memory.slots((block_id,))[bit.layer, bit.head, slot])
-        part = "K" if bit.byte < memory.bytes_per_token // 2 else "V"
+        part = "KV"[bit.byte * 2 // memory.bytes_per_token] if memory.num_parts == 2 else memory.spec.spec_type
         self.record(
             MOMENTS[self.params.when.at],
             f"bit {bit.bit} of byte {bit.byte} ({part}), layer {bit.layer}, head {bit.head}, "
@@ -111,7 +114,7 @@ class BitFlip(Fault[BitFlipParams]):
         """The bits to flip; none if there are not as many as the scenario asks for."""
         if self.params.pattern == "bit63_pair":
             return list(self._bit63_pair(blocks, memory))
-        slots = self._slots(blocks)
+        slots = self._slots(blocks, memory)
         chosen: dict[_Bit, None] = {}
         for _ in range(100 * self.params.flips if slots else 0):
             bit = self._draw(slots, memory)
@@ -122,18 +125,20 @@ class BitFlip(Fault[BitFlipParams]):
                 return list(chosen)
         return []
 
-    def _slots(self, blocks: GroupBlocks) -> range:
+    def _slots(self, blocks: GroupBlocks, memory: KVMemory) -> range:
         """The slots that may be hit, counted from the first slot of the blocks; empty if there are none."""
-        valid = blocks.num_tokens - blocks.start * blocks.block_size
+        first, valid = 0, blocks.num_tokens - blocks.start * blocks.block_size
         if self.params.where == "past_end":
             return range(valid, len(blocks.block_ids) * blocks.block_size)
-        if self.params.when.at == "after_verify":
-            # D computes the last prompt token again before it reads it: a flip there would never be read.
+        if self.params.when.at == "after_verify" and not memory.spec.is_state:
+            # D computes the last prompt token again before it reads it: a flip there would never be read, nor one in
+            # what lies before the window of that token.
+            first = max(0, valid - memory.spec.window) if memory.spec.window is not None else 0
             valid -= 1
         if self.params.token is None:
-            return range(valid)
+            return range(first, valid)
         slot = self.params.token - blocks.start * blocks.block_size
-        return range(slot, slot + 1) if 0 <= slot < valid else range(0)
+        return range(slot, slot + 1) if first <= slot < valid else range(0)
 
     def _draw(self, slots: range, memory: KVMemory) -> _Bit | None:
         """A random bit within what the scenario fixes, or None if that is outside the cache."""

@@ -29,6 +29,7 @@ class ChangedBlock:
     block_id: int
     before: str
     after: str
+    group: int = 0
 
 
 def tokens_in(blocks: GroupBlocks, position: int) -> int:
@@ -51,8 +52,8 @@ def write_block(memory: KVMemory, block_id: int, kv: Bytes) -> None:
 
 def rearrange_load(event: LoadFinished, rearrange: Rearrange) -> Iterator[ChangedBlock]:
     """Give all blocks of a load other bytes, made of their own. Yields those whose prompt tokens changed."""
-    memory = event.memory
     for blocks in event.groups.values():
+        memory = event.memory.group(blocks.group_id)
         old = memory.slots(blocks.block_ids)
         old = old.reshape(*old.shape[:2], len(blocks.block_ids), blocks.block_size, -1)
         new = rearrange(old)
@@ -61,4 +62,4 @@ def rearrange_load(event: LoadFinished, rearrange: Rearrange) -> Iterator[Change
             valid = slice(tokens_in(blocks, position))
             before, after = digest(old[:, :, index, valid]), digest(memory.slots((block_id,))[:, :, valid])
             if before != after:
-                yield ChangedBlock(position, block_id, before, after)
+                yield ChangedBlock(position, block_id, before, after, blocks.group_id)

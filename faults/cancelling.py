@@ -66,7 +66,8 @@ class Cancelling(Fault[CancellingParams]):
     def _change_block(self, event: LoadFinished, blocks: GroupBlocks, position: int) -> bool:
         """Whether there was something to change in this block."""
         block_id = blocks.block_ids[position - blocks.start]
-        kv = event.memory.slots((block_id,))
+        memory = event.memory.group(blocks.group_id)
+        kv = memory.slots((block_id,))
         valid = slice(tokens_in(blocks, position))
         # D computes the last prompt token again before it reads it: a change there would never be read.
         read = slice(min(tokens_in(blocks, position), blocks.num_tokens - 1 - position * blocks.block_size))
@@ -74,9 +75,9 @@ class Cancelling(Fault[CancellingParams]):
         said = change(kv.view("<u8")[:, :, read], position * blocks.block_size, self.context.rng)
         if said is None:
             return False
-        before = digest(event.memory.slots((block_id,))[:, :, valid])
-        write_block(event.memory, block_id, kv)
-        after = digest(event.memory.slots((block_id,))[:, :, valid])
+        before = digest(memory.slots((block_id,))[:, :, valid])
+        write_block(memory, block_id, kv)
+        after = digest(memory.slots((block_id,))[:, :, valid])
         what = f"{said} in D's block {block_id} (block position {position})"
         self.record(MOMENTS[self.params.when.at], what, before, after)
         return before != after

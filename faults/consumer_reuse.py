@@ -11,7 +11,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from engine.checksum.records import GroupBlocks
 from engine.seams import Completion, Hold, KVFinal, LoadFinished, Seams, Verified
 from faults.base import Fault, FaultParams, When, digest
 from faults.blocks import Bytes, tokens_in, write_block
@@ -42,7 +41,7 @@ class ConsumerReuse(Fault[ConsumerReuseParams]):
 
     def attach(self, seams: Seams) -> None:
         self._other = self.context.requests[self.params.other_load]
-        self._late: Bytes | None = None
+        self._late: dict[int, Bytes] = {}
         seams.on("producer.kv_final", self._capture)
         seams.on("transfer.completion", self._await_other)
         seams.on(MOMENTS[self.params.when.at], self._land)
@@ -50,15 +49,15 @@ class ConsumerReuse(Fault[ConsumerReuseParams]):
     def _capture(self, event: KVFinal) -> None:
         if event.request_id == self._other:
             for blocks in event.groups.values():
-                self._late = event.memory.tokens(blocks)
+                self._late[blocks.group_id] = event.memory.tokens(blocks)
 
     def _await_other(self, event: Completion) -> Hold | None:
         if event.request_id != self.context.request_id or event.to_producer:
             return None
-        return Hold(lambda: self._late is not None, f"{self.kind}: P has not written the KV of {self._other}")
+        return Hold(lambda: bool(self._late), f"{self.kind}: P has not written the KV of {self._other}")
 
     def _land(self, event: LoadFinished | Verified) -> None:
-        if event.request_id != self.context.request_id or self._late is None or self.context.evidence:
+        if event.request_id != self.context.request_id or not self._late or self.context.evidence:
             return
         for blocks in event.groups.values():
             # D computes the last prompt token again before it reads it: a block with nothing else is never read.
@@ -68,19 +67,16 @@ class ConsumerReuse(Fault[ConsumerReuseParams]):
             position = self.context.rng.choice(hit)
             block_id = blocks.block_ids[position - blocks.start]
             valid = slice(tokens_in(blocks, position))
-            kv = event.memory.slots((block_id,))
+            memory, late = event.memory.group(blocks.group_id), self._late[blocks.group_id]
+            kv = memory.slots((block_id,))
             before = digest(kv[:, :, valid])
-            first = self._first_token(blocks)
-            landing = self._late[:, :, first : first + blocks.block_size]
+            # Where the late block begins in the other request: a block of D's size.
+            first = self.context.rng.randrange(0, late.shape[2], blocks.block_size)
+            landing = late[:, :, first : first + blocks.block_size]
             kv[:, :, : landing.shape[2]] = landing
-            write_block(event.memory, block_id, kv)
-            after = digest(event.memory.slots((block_id,))[:, :, valid])
+            write_block(memory, block_id, kv)
+            after = digest(memory.slots((block_id,))[:, :, valid])
             if before != after:
                 where = f"D's block {block_id} (block position {position})"
                 what = f"tokens {first} on of {self._other} landed late in {where}"
                 self.record(MOMENTS[self.params.when.at], what, before, after)
-
-    def _first_token(self, blocks: GroupBlocks) -> int:
-        """Where the late block begins in the other request: a block of D's size."""
-        late = self._late
-        return 0 if late is None else self.context.rng.randrange(0, late.shape[2], blocks.block_size)

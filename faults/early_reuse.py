@@ -72,7 +72,7 @@ class EarlyReuse(Fault[EarlyReuseParams]):
 
     def _digests(self, memory: KVMemory) -> list[tuple[int, int, str]]:
         return [
-            (position, block_id, digest(memory.slots((block_id,))))
+            (position, block_id, digest(memory.group(blocks.group_id).slots((block_id,))))
             for blocks in self._groups.values()
             for position, block_id in zip(blocks.positions, blocks.block_ids, strict=True)
         ]

@@ -59,7 +59,7 @@ class FalseSuccess(Fault[FalseSuccessParams]):
     def _poison(self, event: LoadScheduled) -> None:
         if event.request_id == self.context.request_id:
             for blocks in event.groups.values():
-                event.memory.fill(blocks.block_ids, POISON)
+                event.memory.group(blocks.group_id).fill(blocks.block_ids, POISON)
 
     def _drop(self, event: OpPosted) -> Drop | None:
         if event.request_id != self.context.request_id:
@@ -79,7 +79,8 @@ class FalseSuccess(Fault[FalseSuccessParams]):
         if self.params.how == "timed_out":
             return event.num_ops // 2
         # All layers, heads, and K and V of some slots follow each other; those of a block are one such row or more.
-        row = event.source.num_layers * event.source.num_kv_heads * 2 * event.target.num_replicas
+        into = event.target.group(event.op.group)
+        row = into.num_layers * into.num_kv_heads * into.num_parts * into.num_replicas
         return self.context.rng.randrange(event.num_ops // row) * row + self.context.rng.randrange(1, row)
 
     def _prove(self, event: LoadFinished) -> None:
@@ -105,8 +106,8 @@ class FalseSuccess(Fault[FalseSuccessParams]):
         if use is None or event.engine != use.engine:
             return
         self._use = None
-        for block_id in sorted({missing.op.target_block for missing in self._missing}):
-            for number, replica in enumerate(use.memory.replicas):
+        for group, block_id in sorted({(missing.op.group, missing.op.target_block) for missing in self._missing}):
+            for number, replica in enumerate(use.memory.group(group).replicas):
                 self._land_in(block_id, replica, number)
 
     def _land_in(self, block_id: int, memory: KVMemory, replica: int) -> None:
@@ -115,12 +116,14 @@ class FalseSuccess(Fault[FalseSuccessParams]):
         before = digest(kv)
         sources: dict[tuple[int, int], Bytes] = {}
         for op, source in ((m.op, m.source) for m in self._missing):
-            if (op.target_block, op.target_replica) != (block_id, replica):
+            if (op.group, op.target_block, op.target_replica) != (memory.group_id, block_id, replica):
                 continue
             place = op.source_replica, op.source_block
             if place not in sources:
-                sources[place] = source.replica(op.source_replica).slots((op.source_block,))
-            moved(kv, op, op.target_slot)[:] = moved(sources[place], op, op.source_slot)
+                sources[place] = source.group(op.group).replica(op.source_replica).slots((op.source_block,))
+            moved(kv, op, op.target_slot, memory.num_parts)[:] = moved(
+                sources[place], op, op.source_slot, memory.num_parts
+            )
         write_block(memory, block_id, kv)
         after = digest(memory.slots((block_id,)))
         self.record("step.end", f"the rest of D's block {block_id} landed after its first read", before, after)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.checksum.records import GroupBlocks
-from engine.seams import Change, KVFinal, LoadFinished, LoadScheduled, OpPosted, Seams
+from engine.seams import Change, Groups, KVFinal, LoadFinished, LoadScheduled, OpPosted, Seams
 from faults.delivery import Delivery
 
 Source = Callable[[OpPosted], tuple[int, int] | None]
@@ -30,11 +30,11 @@ class Redirect:
         self._owner = owner
         self._choose = choose
         self._record = record
-        self._table: GroupBlocks | None = None
-        self._loading: GroupBlocks | None = None
-        self._source: Source | None = None
+        self._tables: Groups = {}
+        self._loading: Groups = {}
+        self._sources: dict[int, Source] = {}
         self._delivery = Delivery()
-        self._from: dict[int, list[int]] = {}
+        self._from: dict[tuple[int, int], list[int]] = {}
 
     def attach(self, seams: Seams) -> None:
         seams.on("producer.kv_final", self._remember)
@@ -44,28 +44,29 @@ class Redirect:
 
     def owner_is_final(self) -> bool:
         """Whether P has written all KV of the owner."""
-        return self._table is not None
+        return bool(self._tables)
 
     def _remember(self, event: KVFinal) -> None:
         if event.request_id == self._owner:
-            self._table = next(iter(event.groups.values()), None)
+            self._tables = event.groups
 
     def _scheduled(self, event: LoadScheduled) -> None:
         if event.request_id == self._request_id:
-            self._loading = next(iter(event.groups.values()), None)
+            self._loading = event.groups
 
     def _posted(self, event: OpPosted) -> Change[OpPosted] | None:
-        if event.request_id != self._request_id or self._loading is None or self._table is None:
-            return None
-        if self._source is None:
-            # Not sooner: in a push D schedules the load before P's KV is final.
-            self._source = self._choose(self._loading, self._table)
-        self._delivery.plan(event)
         op = event.op
-        place = self._source(event)
+        if event.request_id != self._request_id or not {op.group} <= self._loading.keys() & self._tables.keys():
+            return None
+        if not self._sources:
+            # Not sooner: in a push D schedules the load before P's KV is final.
+            both = (group_id for group_id in self._tables if group_id in self._loading)
+            self._sources = {g: self._choose(self._loading[g], self._tables[g]) for g in both}
+        self._delivery.plan(event)
+        place = self._sources[op.group](event)
         if place is None or place == (op.source_block, op.source_slot):
             return None
-        sources = self._from.setdefault(op.position, [])
+        sources = self._from.setdefault((op.group, op.position), [])
         if place[0] not in sources:
             sources.append(place[0])
         return Change(replace(event, op=replace(op, source_block=place[0], source_slot=place[1])))
@@ -74,7 +75,7 @@ class Redirect:
         if event.request_id != self._request_id:
             return
         for block in self._delivery.changed(event.groups, event.memory):
-            if sources := self._from.get(block.position):
+            if sources := self._from.get((block.group, block.position)):
                 listed = ", ".join(map(str, sources))
                 what = f"D's block {block.block_id} (block position {block.position}) was read from P's block {listed}"
                 self._record(FINISHED, what, block.before, block.after)

@@ -39,8 +39,8 @@ class ShortTransfer(Fault[ShortTransferParams]):
         return frozenset({"consumer.load_scheduled", MOMENTS[params.when.at], "consumer.load_finished"})
 
     def attach(self, seams: Seams) -> None:
-        self._poisoned: dict[int, tuple[int, str]] = {}
-        self._first_missing = 0
+        self._poisoned: dict[tuple[int, int], tuple[int, str]] = {}
+        self._first_missing: dict[int, int] = {}
         self._dropped = 0
         seams.on("consumer.load_scheduled", self._poison)
         seams.on(MOMENTS[self.params.when.at], self._drop)
@@ -54,13 +54,15 @@ class ShortTransfer(Fault[ShortTransferParams]):
         if event.request_id != self.context.request_id:
             return
         for blocks in event.groups.values():
-            self._first_missing = blocks.start + self.params.moved_blocks
+            memory = event.memory.group(blocks.group_id)
+            self._first_missing[blocks.group_id] = blocks.start + self.params.moved_blocks
             for position, block_id in self._missing(blocks):
-                event.memory.fill((block_id,), POISON)
-                self._poisoned[position] = block_id, digest(event.memory.slots((block_id,)))
+                memory.fill((block_id,), POISON)
+                self._poisoned[blocks.group_id, position] = block_id, digest(memory.slots((block_id,)))
 
     def _drop(self, event: OpPosted) -> Drop | None:
-        if event.request_id != self.context.request_id or event.op.position < self._first_missing:
+        op = event.op
+        if event.request_id != self.context.request_id or op.position < self._first_missing.get(op.group, 0):
             return None
         self._dropped += 1
         return Drop()
@@ -68,8 +70,8 @@ class ShortTransfer(Fault[ShortTransferParams]):
     def _prove(self, event: LoadFinished) -> None:
         if event.request_id != self.context.request_id or not self._dropped:
             return
-        for position, (block_id, poison) in self._poisoned.items():
-            now = digest(event.memory.slots((block_id,)))
+        for (group, position), (block_id, poison) in self._poisoned.items():
+            now = digest(event.memory.group(group).slots((block_id,)))
             if now == poison:
                 what = f"D's block {block_id} (block position {position}) was reported as read and still holds poison"
                 self.record("consumer.load_finished", what, poison, now)

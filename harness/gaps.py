@@ -7,11 +7,13 @@ outside the known gaps" would mean nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 
 from engine.checksum.verdict import NotCheckedReason, VerdictStatus
 from harness.observe import KVView, RequestObservation
 
 Others = Sequence[RequestObservation]
+Predicate = Callable[[RequestObservation, Others], bool]
 
 
 def corrupted_grid(load: RequestObservation) -> tuple[int, ...]:
@@ -22,7 +24,9 @@ def corrupted_grid(load: RequestObservation) -> tuple[int, ...]:
 
 
 def corrupted_positions(load: RequestObservation) -> tuple[int, ...]:
-    """D's block positions with corrupted bytes when the load finished."""
+    """D's block positions with corrupted bytes, in any group, when the load finished."""
+    if load.more:
+        return tuple(sorted({position for group in load.per_group for position in corrupted_positions(group)}))
     grid = corrupted_grid(load)
     if load.load_finished is None or not grid:
         return ()
@@ -51,6 +55,39 @@ def compared_positions(load: RequestObservation) -> set[int]:
     return {position for group in load.groups for position in group.compared}
 
 
+def wrong_groups(load: RequestObservation) -> set[int]:
+    """The KV cache groups in which D holds other bytes than P, or read something foreign.
+
+    A request that read something foreign in one group writes what is foreign in all: that counts only where nothing
+    that it received does.
+    """
+    groups = dict(enumerate(load.per_group))
+    last = load.num_prompt_tokens - 1
+    received = {
+        number
+        for number, group in groups.items()
+        if corrupted_grid(group) or any(token < last for token in group.foreign or ())
+    }
+    return received or {number for number, group in groups.items() if foreign_positions(group)}
+
+
+def in_each_group(predicate: Predicate) -> Predicate:
+    """Holds if it does in every KV cache group in which something is wrong."""
+
+    @wraps(predicate)
+    def holds(load: RequestObservation, others: Others) -> bool:
+        if not load.more:
+            return predicate(load, others)
+        wrong = wrong_groups(load)
+        rest = [other for other in others if other is not load]
+        return bool(wrong) and all(
+            predicate(load.of_group(number), [other.of_group(number) for other in rest]) for number in wrong
+        )
+
+    return holds
+
+
+@in_each_group
 def producer_was_wrong(load: RequestObservation, others: Others) -> bool:
     """GAP-1: P summed bytes that were wrong already, and D holds exactly those."""
     wrong = corrupted_grid(load)
@@ -59,17 +96,20 @@ def producer_was_wrong(load: RequestObservation, others: Others) -> bool:
     return all(load.load_finished.digest(p) == load.checksummed.digest(p) for p in wrong)
 
 
+@in_each_group
 def changed_after_verification(load: RequestObservation, others: Others) -> bool:
     """GAP-2: the right bytes arrived and were compared, others were read."""
     return not corrupted_grid(load) and bool(compared_positions(load) & set(foreign_positions(load)))
 
 
+@in_each_group
 def position_not_compared(load: RequestObservation, others: Others) -> bool:
     """GAP-4: every corrupted position is one that was not compared (a tail, a local prefix, outside the overlap)."""
     wrong = {*corrupted_positions(load), *foreign_positions(load)}
     return bool(wrong) and not compared_positions(load) & wrong
 
 
+@in_each_group
 def of_another_request(load: RequestObservation, others: Others) -> bool:
     """GAP-5: what D holds is, throughout, what P held of another request: parameters and checksums came together."""
     if load.load_finished is None or not corrupted_grid(load):
@@ -81,6 +121,7 @@ def _holds(loaded: KVView, final: KVView | None) -> bool:
     return final is not None and not loaded.differing(final)
 
 
+@in_each_group
 def sums_collide(load: RequestObservation, others: Others) -> bool:
     """GAP-8, GAP-10, GAP-11: the definition gives equal sums for what P held and what D holds."""
     wrong = corrupted_grid(load)
@@ -89,15 +130,24 @@ def sums_collide(load: RequestObservation, others: Others) -> bool:
     return all(load.kv_final.sum(p) == load.load_finished.sum(p) for p in wrong)
 
 
+@in_each_group
 def payload_was_altered(load: RequestObservation, others: Others) -> bool:
     """GAP-9: other checksums arrived than left, and what is corrupted is not compared any more."""
     return load.checksums_altered and position_not_compared(load, others)
 
 
+@in_each_group
 def never_sent(load: RequestObservation, others: Others) -> bool:
     """GAP-12: D computes over rows that P neither sent nor checksummed: no copy of them landed, none was compared."""
     wrong = {*corrupted_positions(load), *foreign_positions(load)}
     return position_not_compared(load, others) and not wrong & set(load.landed)
+
+
+def skipped_on_both_sides(load: RequestObservation, others: Others) -> bool:
+    """GAP-3: something is wrong only in groups that neither side checksums, while another group was compared."""
+    judged = {group.group_id for group in load.groups}
+    wrong = wrong_groups(load)
+    return bool(wrong) and not wrong & judged and bool(compared_positions(load))
 
 
 def served_unchecked(load: RequestObservation, others: Others) -> bool:
@@ -110,11 +160,10 @@ def served_unchecked(load: RequestObservation, others: Others) -> bool:
     return served and bool(corrupted_positions(load) or foreign_positions(load))
 
 
-Predicate = Callable[[RequestObservation, Others], bool]
-
 PREDICATES: dict[str, Predicate] = {
     "GAP-1": producer_was_wrong,
     "GAP-2": changed_after_verification,
+    "GAP-3": skipped_on_both_sides,
     "GAP-4": position_not_compared,
     "GAP-5": of_another_request,
     "GAP-7": served_unchecked,

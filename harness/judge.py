@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.gaps import PREDICATES, corrupted_positions, holding_gaps
@@ -99,11 +99,11 @@ def _result(cell: CellObservation, why: list[str], gap: str | None) -> tuple[Res
 
 
 def _load_result(request: RequestObservation, faulted: bool, provenance: bool) -> LoadResult:
-    delivered = _truth(request.load_finished, request.kv_final)
+    delivered = _worst(_truth(group.load_finished, group.kv_final) for group in request.per_group)
     if provenance:
-        read = Truth.NONE if request.foreign is None else Truth.CORRUPTED if request.foreign else Truth.INTACT
+        read = _worst(_read(group.foreign) for group in request.per_group)
     else:
-        read = _truth(request.first_use, request.to_be_read)
+        read = _worst(_truth(group.first_use, group.to_be_read) for group in request.per_group)
     return LoadResult(
         load=request.load,
         request_id=request.request_id,
@@ -123,6 +123,16 @@ def _load_result(request: RequestObservation, faulted: bool, provenance: bool) -
         damage=request.damage,
         diagnosis=request.hypotheses,
     )
+
+
+def _worst(truths: Iterable[Truth]) -> Truth:
+    """Of all KV cache groups: corrupted if one is, else intact if one was seen."""
+    found = set(truths)
+    return next((truth for truth in (Truth.CORRUPTED, Truth.INTACT) if truth in found), Truth.NONE)
+
+
+def _read(foreign: tuple[int, ...] | None) -> Truth:
+    return Truth.NONE if foreign is None else Truth.CORRUPTED if foreign else Truth.INTACT
 
 
 def _truth(seen: KVView | None, wanted: KVView | None) -> Truth:

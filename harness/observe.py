@@ -6,11 +6,13 @@ Only reads; `harness.judge` concludes.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from engine.checksum.verdict import VerdictStatus
 from engine.errors import KVChaosError
+from engine.groups import kv_groups
+from engine.presets import preset
 from engine.request import FinishReason
 from faults.base import Evidence
 from harness.errors import HistoryError
@@ -54,8 +56,25 @@ class KVView:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupObservation:
+    """What `RequestObservation` says of the first KV cache group, for another one."""
+
+    group_id: int
+    block_size: int
+    kv_final: KVView | None
+    checksummed: KVView | None
+    load_finished: KVView | None
+    to_be_read: KVView | None
+    first_use: KVView | None
+    foreign: tuple[int, ...] | None
+    landed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestObservation:
     """One request of the workload. `block_size` is D's: verdicts count positions in it.
+
+    Views, block size, `foreign` and `landed` are those of the first KV cache group; `more` has those of the others.
 
     The views are the bytes oracle's (`harness.oracles.kv_bytes`): P's `kv_final` and `checksummed`, D's
     `load_finished`; of D's `first_use` the reference is `to_be_read`. `foreign` are positions that the provenance
@@ -84,6 +103,23 @@ class RequestObservation:
     checksums_altered: bool
     damage: str | None
     hypotheses: tuple[str, ...]
+    more: tuple[GroupObservation, ...] = ()
+
+    @property
+    def per_group(self) -> tuple[RequestObservation, ...]:
+        """The request as seen in each of its groups alone."""
+        if not self.more:
+            return (self,)
+        return self.of_group(0), *(self.of_group(group.group_id) for group in self.more)
+
+    def of_group(self, group_id: int) -> RequestObservation:
+        """The request as seen in one group alone. Raises KeyError if it has none of that number."""
+        coverage = tuple(group for group in self.groups if group.group_id == group_id)
+        if group_id == 0:
+            return replace(self, groups=coverage, more=())
+        seen = {group.group_id: group for group in self.more}[group_id]
+        views = {field.name: getattr(seen, field.name) for field in fields(seen) if field.name != "group_id"}
+        return replace(self, groups=coverage, more=(), **views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +212,10 @@ def _request(line: Line, lines: list[Line], scenario: Scenario) -> RequestObserv
     request_id = line["request"]
     answers = [x for x in find_all(lines, "answer") if x["request"] == request_id]
     wanted = [x for x in find_all(lines, "oracle.tokens") if x["request"] == request_id]
-    block_size = scenario.topology.consumer.block_size
-    views = {x["at"]: _view(x, block_size) for x in lines if x["event"] == EVENT and x["request"] == request_id}
+    first, *more = [
+        _group(request_id, group.group_id, group.block_size(scenario.topology.consumer.block_size), lines)
+        for group in kv_groups(preset(scenario.topology.model))
+    ]
     answer = answers[0] if answers else None
     verdict = answer["verdict"] if answer else _last_verdict(request_id, lines)
     outcome, error = _outcome(answer, lines)
@@ -185,7 +223,7 @@ def _request(line: Line, lines: list[Line], scenario: Scenario) -> RequestObserv
     return RequestObservation(
         load=line["load"],
         request_id=request_id,
-        block_size=block_size,
+        block_size=first.block_size,
         num_prompt_tokens=line["tokens"],
         outcome=outcome,
         error=error,
@@ -194,22 +232,37 @@ def _request(line: Line, lines: list[Line], scenario: Scenario) -> RequestObserv
         groups=tuple(_coverage(group) for group in verdict["groups"]),
         tokens=tuple(answer["tokens"]) if answer else (),
         wanted=tuple(wanted[0]["tokens"]) if wanted else (),
+        kv_final=first.kv_final,
+        checksummed=first.checksummed,
+        load_finished=first.load_finished,
+        to_be_read=first.to_be_read,
+        first_use=first.first_use,
+        foreign=first.foreign,
+        landed=first.landed,
+        checksums_altered=_checksums_altered(request_id, lines),
+        damage=diagnosed[-1]["damage"] if diagnosed else None,
+        hypotheses=tuple(diagnosed[-1]["hypotheses"]) if diagnosed else (),
+        more=tuple(more),
+    )
+
+
+def _group(request_id: str, group_id: int, block_size: int, lines: list[Line]) -> GroupObservation:
+    """What the oracles saw of a request in one group. Lines that name none are of the first."""
+    seen = [x for x in lines if x["event"] in (EVENT, EVENT_READ, "transfer.landed") and x["request"] == request_id]
+    own = [x for x in seen if x.get("group", 0) == group_id]
+    views = {x["at"]: _view(x, block_size) for x in own if x["event"] == EVENT}
+    landed = [x["positions"] for x in own if x["event"] == "transfer.landed"]
+    return GroupObservation(
+        group_id=group_id,
+        block_size=block_size,
         kv_final=views.get(KV_FINAL),
         checksummed=views.get(CHECKSUMMED),
         load_finished=views.get(LOAD_FINISHED),
         to_be_read=views.get(TO_BE_READ),
         first_use=views.get(FIRST_USE),
-        foreign=_foreign(request_id, lines),
-        landed=_landed(request_id, lines),
-        checksums_altered=_checksums_altered(request_id, lines),
-        damage=diagnosed[-1]["damage"] if diagnosed else None,
-        hypotheses=tuple(diagnosed[-1]["hypotheses"]) if diagnosed else (),
+        foreign=_foreign(own),
+        landed=tuple(landed[-1]) if landed else (),
     )
-
-
-def _landed(request_id: str, lines: list[Line]) -> tuple[int, ...]:
-    landed = [x["positions"] for x in find_all(lines, "transfer.landed") if x["request"] == request_id]
-    return tuple(landed[-1]) if landed else ()
 
 
 def _checksums_altered(request_id: str, lines: list[Line]) -> bool:
@@ -221,9 +274,9 @@ def _checksums_altered(request_id: str, lines: list[Line]) -> bool:
     return False
 
 
-def _foreign(request_id: str, lines: list[Line]) -> tuple[int, ...] | None:
-    """Positions that the request read foreign or changed; None if nobody watched its reads or it read nothing."""
-    reads = [x for x in find_all(lines, EVENT_READ) if x["request"] == request_id]
+def _foreign(own: list[Line]) -> tuple[int, ...] | None:
+    """Positions that a request read foreign or changed; None if nobody watched its reads or it read nothing."""
+    reads = [x for x in own if x["event"] == EVENT_READ]
     return tuple(sorted({p for x in reads for p in x["foreign"]})) if reads else None
 
 

@@ -56,7 +56,7 @@ class Recorder:
     def __init__(self, history: History, now: Callable[[], int]) -> None:
         self._history = history
         self._now = now
-        self._arrived: dict[str, set[int]] = {}
+        self._arrived: dict[str, dict[int, set[int]]] = {}
 
     def attach(self, seams: Seams) -> None:
         for seam in ("producer.kv_final", "producer.checksummed", "consumer.load_scheduled",
@@ -107,15 +107,17 @@ class Recorder:
         return record
 
     def _landed(self, event: OpLanded) -> None:
-        self._arrived.setdefault(event.request_id, set()).add(event.op.position)
+        self._arrived.setdefault(event.request_id, {}).setdefault(event.op.group, set()).add(event.op.position)
         # Every operation would drown the rest: the first and the last of a load tell when it was read.
         if event.op.index in (0, event.num_ops - 1):
             self._add("transfer.op_landed", request=event.request_id, index=event.op.index, of=event.num_ops)
 
     def _completion(self, event: Completion) -> None:
         if not event.to_producer:
-            positions = sorted(self._arrived.get(event.request_id, ()))
-            self._history.add("transfer.landed", request=event.request_id, positions=positions)
+            arrived = self._arrived.get(event.request_id) or {0: set()}
+            for group, positions in sorted(arrived.items()):
+                named = {"group": group} if group else {}  # lines that name no group are of the first
+                self._history.add("transfer.landed", request=event.request_id, positions=sorted(positions), **named)
         self._add("transfer.completion", request=event.request_id, to="producer" if event.to_producer else "consumer")
 
     def _verified(self, event: Verified) -> None:

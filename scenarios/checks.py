@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.config import preset
 from engine.numerics import MAX_CONTEXT
+from engine.presets import preset
 from faults.base import FaultParams
 from scenarios.problems import Issue
 from scenarios.schema import Scenario
@@ -67,9 +67,10 @@ def _room(scenario: Scenario) -> Iterator[Issue]:
         message = f"{request}, but an engine computes at most {MAX_CONTEXT}: lower prompt_tokens or output_tokens"
         yield Issue(("workload", "prompt_tokens"), message, written)
     for name, side in (("producer", topology.producer), ("consumer", topology.consumer)):
-        if side.capacity < need:
-            holds = f"{side.num_blocks}, which hold {side.capacity} tokens in blocks of {side.block_size} (one is null)"
-            blocks = -(-need // side.block_size) + 1
+        capacity = topology.capacity(side)
+        if capacity < need:
+            holds = f"{side.num_blocks}, which hold {capacity} tokens in blocks of {side.block_size} (one is null)"
+            blocks = topology.blocks_for(side, need)
             message = f"num_blocks is {holds}, but {request}: use at least {blocks}"
             yield Issue(("topology", name, "num_blocks"), message, written)
         limit = side.max_model_len
@@ -79,8 +80,8 @@ def _room(scenario: Scenario) -> Iterator[Issue]:
         if limit is not None and limit > MAX_CONTEXT:
             message = f"max_model_len is {limit}, but an engine computes at most {MAX_CONTEXT}: lower it"
             yield Issue(("topology", name, "max_model_len"), message, written)
-        if limit is not None and limit > side.capacity:
-            message = f"max_model_len is {limit}, but num_blocks hold {side.capacity} tokens: leave it out or lower it"
+        if limit is not None and limit > capacity:
+            message = f"max_model_len is {limit}, but num_blocks hold {capacity} tokens: leave it out or lower it"
             yield Issue(("topology", name, "max_model_len"), message, written)
 
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
 from engine.checksum.policy import EXTENSIONS
-from scenarios.problems import listed
+from engine.presets import PRESETS
+from scenarios.problems import did_you_mean, listed
 
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -45,6 +46,12 @@ def _extension(value: str) -> str:
     return value
 
 
+def _model(value: str) -> str:
+    if value not in PRESETS:
+        raise ValueError(f"{listed(PRESETS)}{did_you_mean(value, list(PRESETS))}")
+    return value
+
+
 def _one_line(value: str) -> str:
     if not value.strip() or value != value.strip() or not value.isprintable():
         raise ValueError("use one line of text, without spaces around it")
@@ -67,6 +74,7 @@ def _token_range(value: Any) -> tuple[int, int]:
     return lowest, highest
 
 
+ModelName = Annotated[str, AfterValidator(_model)]
 Name = Annotated[
     str,
     _matching(_NAME, "use small letters, digits and single hyphens, such as stale-read"),

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from engine.checksum.policy import EXTENSIONS
-from engine.config import KERNEL_BLOCK_SPLITS, PARALLEL_SIZES
+from engine.config import KERNEL_BLOCK_SPLITS
+from engine.presets import PARALLEL_SIZES, PRESETS
 from faults import registry
 from scenarios import fields
 from scenarios.schema import Checksum, Expectation, Scenario, Workload
@@ -82,7 +83,7 @@ FIELDS: Mapping[type[BaseModel], Mapping[str, Schema]] = {
     Topology: {
         "producer": {"description": "The engine that prefills."},
         "consumer": {"description": "The engine that loads the KV and decodes."},
-        "model": {"description": "The size of the model; its weights come from the seed."},
+        "model": {"enum": list(PRESETS), "description": "The model; its weights come from the seed."},
         "kv_dtype": {"description": "What K and V are stored as."},
         "transfer": {
             "description": "Who moves the KV: in a pull the consumer reads it, in a push the producer writes."

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from engine.config import KERNEL_BLOCK_SPLITS, PARALLEL_SIZES
-from scenarios.fields import STRICT, one_of
+from engine.config import KERNEL_BLOCK_SPLITS, tokens_held
+from engine.groups import kv_groups
+from engine.presets import PARALLEL_SIZES, preset
+from scenarios.fields import STRICT, ModelName, one_of
 
 BLOCK_SIZES = (8, 16, 32, 64)
 """Each divides every larger one, so that any two sides can be compared (DEF-6)."""
@@ -41,11 +43,6 @@ class EngineTopology(BaseModel):
     checksums_after_speculator: bool = True
 
     @property
-    def capacity(self) -> int:
-        """Tokens that the pool holds: block 0 is the null block and holds none."""
-        return (self.num_blocks - 1) * self.block_size
-
-    @property
     def num_ranks(self) -> int:
         return self.tp * self.pp
 
@@ -62,15 +59,27 @@ class Topology(BaseModel):
 
     producer: EngineTopology = EngineTopology()
     consumer: EngineTopology = EngineTopology()
-    model: Literal["tiny", "small"] = "tiny"
+    model: ModelName = "tiny"
     kv_dtype: Literal["bfloat16", "float16"] = "bfloat16"
     transfer: Literal["pull", "push"] = "pull"
     connector: Literal["offload", "offload_pull", "pull_offload"] | None = None
 
+    def capacity(self, side: EngineTopology) -> int:
+        """Tokens of one request that the pool of a side holds."""
+        return tokens_held(preset(self.model), side.num_blocks, side.block_size)
+
+    def blocks_for(self, side: EngineTopology, num_tokens: int) -> int:
+        """Blocks that the pool of a side needs for a request of so many tokens."""
+        groups = kv_groups(preset(self.model))
+        return 1 + sum(1 if group.is_state else -(-num_tokens // side.block_size) for group in groups)
+
     @property
     def needs_one_process(self) -> bool:
-        """Whether an engine has several ranks, or blocks that lie in pieces: not every target has those."""
-        return any(side.num_ranks > 1 or side.kernel_block_splits > 1 for side in (self.producer, self.consumer))
+        """Whether an engine has several ranks, blocks in pieces, or more than K and V: not every target has those."""
+        first, *others = kv_groups(preset(self.model))
+        sides = self.producer, self.consumer
+        plain = not others and first.num_parts == 2 and not first.is_state
+        return not plain or any(side.num_ranks > 1 or side.kernel_block_splits > 1 for side in sides)
 
     @property
     def id(self) -> str:

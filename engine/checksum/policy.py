@@ -11,7 +11,12 @@ from engine.errors import RequestError, StartupError
 
 ChecksumMode = Literal["off", "log", "enforce"]
 LoadFailurePolicy = Literal["fail", "recompute"]
-EXTENSIONS: Mapping[str, str] = {"EXT-1": "check_replicas", "EXT-2": "compare_block_sizes"}
+EXTENSIONS: Mapping[str, str] = {
+    "EXT-1": "check_replicas",
+    "EXT-2": "compare_block_sizes",
+    "EXT-5": "checksum_states",
+    "EXT-9": "several_caches",
+}
 """The switch of each part of the series beyond the base: a field of `ChecksumSettings`, on unless set to False."""
 
 
@@ -34,6 +39,8 @@ class ChecksumSettings:
     kv_checksum_trigger: Trigger = "prompt_end"
     check_replicas: bool = True
     compare_block_sizes: bool = True
+    checksum_states: bool = True
+    several_caches: bool = True
 
 
 @dataclass(frozen=True, slots=True)

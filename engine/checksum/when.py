@@ -88,22 +88,23 @@ class KeptSums:
         return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
 
 
-def written_blocks(plan: StepPlan, block_size: int) -> set[int]:
-    """Ids of the blocks that this step's forward and its loads write."""
+def written_blocks(plan: StepPlan, group_id: int, block_size: int) -> set[int]:
+    """Ids of the blocks of one group that this step's forward, its speculator and its loads write."""
     written: set[int] = set()
     for request in plan.requests:
-        first, stop = request.first_position, request.first_position + request.num_tokens
-        written.update(request.block_ids[first // block_size : -(-stop // block_size)])
+        table, first = request.tables[group_id], request.first_position // block_size
+        # Where a speculator guesses, it may write as far as there are blocks.
+        written.update(table[first:] if request.history else table[first : -(-request.end // block_size)])
     for load in plan.loads:
-        for blocks in load.groups.values():
-            written.update(blocks.block_ids)
+        if group_id in load.groups:
+            written.update(load.groups[group_id].block_ids)
     return written
 
 
 def filled_blocks(blocks: GroupBlocks, first_token: int, stop_token: int) -> GroupBlocks | None:
     """Of a prompt's blocks, all of them, those whose last slot is that of a token in [first_token, stop_token)."""
     size = blocks.block_size
-    first = first_token // size
+    first = max(first_token // size, blocks.start)
     stop = min(stop_token, blocks.num_tokens) // size
     return _cut(blocks, first - blocks.start, stop - blocks.start) if first < stop else None
 

@@ -27,7 +27,7 @@ Move = Callable[[CopyOp, KVMemory, KVMemory], None]
 def copy_bytes(op: CopyOp, source: KVMemory, target: KVMemory) -> None:
     """Straight from block to block. Bytes are moved, whatever the two sides call their element type."""
     source_region, target_region = (
-        memory.region(op.layer, block_id, op.part, op.head, slot, op.num_slots, replica)
+        memory.group(op.group).region(op.layer, block_id, op.part, op.head, slot, op.num_slots, replica)
         for memory, block_id, slot, replica in (
             (source, op.source_block, op.source_slot, op.source_replica),
             (target, op.target_block, op.target_slot, op.target_replica),

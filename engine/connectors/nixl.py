@@ -98,10 +98,11 @@ class NixlWorker(WorkerConnector):
         self._agent = agent.api
         self._patience = patience or NixlPatience()
         self._renew = renew
-        if memory.num_ranks > 1 or memory.kernel_block_size != memory.block_size:
+        several = memory.num_ranks > 1 or memory.num_groups > 1 or memory.num_parts != 2
+        if several or memory.kernel_block_size != memory.block_size:
             raise StartupError(
-                f"engine {engine_id}: the NIXL connector reads caches of one rank, whose blocks are one kernel block: "
-                "use tp_size 1, pp_size 1 and kernel_block_splits 1"
+                f"engine {engine_id}: the NIXL connector reads the K and V of one KV cache group on one rank, whose "
+                "blocks are one kernel block: use tp_size 1, pp_size 1, kernel_block_splits 1 and a model of that kind"
             )
         agent.register(memory)
         self._mine = Peer.of(engine_id, agent.name, memory)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from engine.blocks import NULL_BLOCK
 from engine.cache import KVMemory, PeerMemory
 from engine.checksum.records import GroupBlocks
 from engine.clock import Clock
@@ -178,30 +180,42 @@ PULL = PullConnector()
 
 
 def copy_operations(load: LoadSpec, memory: KVMemory, peer: KVMemory | PeerMemory) -> list[CopyOp] | None:
-    """The load's copy operations in order of position; None if it cannot work: other geometry, blocks not P's own.
+    """The load's copy operations in order of group and position.
 
-    Each replica of a head on D is read by itself, from the replica on P that is as far along (EXT-1).
+    None if it cannot work: other geometry, blocks that are not P's own, or that P does not name.
     """
-    if load.remote_block_ids.keys() != load.groups.keys():
+    groups = range(memory.num_groups)
+    if list(load.remote_block_ids) != list(groups) or peer.num_groups != memory.num_groups:
         return None
-    mine = (memory.num_layers, memory.num_kv_heads, memory.bytes_per_token)
-    if mine != (peer.num_layers, peer.num_kv_heads, peer.bytes_per_token):
-        return None
-    pieces = memory.kernel_block_size, peer.kernel_block_size
-    sources = [replica * peer.num_replicas // memory.num_replicas for replica in range(memory.num_replicas)]
-    places = list(product(range(peer.num_layers), (0, 1), range(peer.num_kv_heads), enumerate(sources)))
     ops: list[CopyOp] = []
-    for group_id, blocks in load.groups.items():
-        remote = load.remote_block_ids[group_id]
-        segments = copy_segments(blocks, remote, peer.block_size, pieces)
-        if segments is None or not all(0 < block_id < peer.num_blocks for block_id in remote):
+    for group_id in groups:
+        found = _group_operations(load, memory.group(group_id), peer.group(group_id), group_id)
+        if found is None:
             return None
-        for segment in segments:
-            ops += [
-                CopyOp(len(ops) + number, segment[0], layer, part, head, *segment[1:], source, target)
-                for number, (layer, part, head, (target, source)) in enumerate(places)
-            ]
-    return ops
+        ops += found
+    return [replace(op, index=index) for index, op in enumerate(ops)]
+
+
+def _group_operations(
+    load: LoadSpec, memory: KVMemory, peer: KVMemory | PeerMemory, group_id: int
+) -> list[CopyOp] | None:
+    """Those of one group. Each replica of a head on D is read from the one on P that is as far along (EXT-1)."""
+    shapes = [(side.num_layers, side.num_kv_heads, side.num_parts, side.bytes_per_token) for side in (memory, peer)]
+    remote, blocks = load.remote_block_ids[group_id], load.groups.get(group_id)
+    if shapes[0] != shapes[1] or not all(0 <= block_id < peer.num_blocks for block_id in remote):
+        return None
+    if blocks is None:
+        return []
+    pieces = memory.kernel_block_size, peer.kernel_block_size
+    segments = copy_segments(blocks, remote, peer.block_size, pieces)
+    if segments is None or any(segment[1] == NULL_BLOCK for segment in segments):
+        return None
+    sources = [replica * peer.num_replicas // memory.num_replicas for replica in range(memory.num_replicas)]
+    places = product(range(memory.num_layers), range(memory.num_parts), range(memory.num_kv_heads), enumerate(sources))
+    return [
+        CopyOp(0, segment[0], layer, part, head, *segment[1:], source, target, group_id)
+        for segment, (layer, part, head, (target, source)) in product(segments, places)
+    ]
 
 
 def copy_segments(

@@ -70,8 +70,8 @@ def _always(original: Function) -> Function:
 
 
 def _nothing_foreign(original: Function) -> Function:
-    def report(oracle: ProvenanceOracle, request_id: str, wrong: list[int]) -> None:
-        original(oracle, request_id, [])
+    def report(oracle: ProvenanceOracle, request_id: str, group_id: int, wrong: list[int]) -> None:
+        original(oracle, request_id, group_id, [])
 
     return report
 

@@ -83,7 +83,7 @@ def _cached(original: Function) -> Function:
 
 def _leaked(original: Function) -> Function:
     def fail_load(scheduler: Scheduler, request: Request, why: str) -> None:
-        request.block_ids = []
+        request.tables = []
         original(scheduler, request, why)
 
     return fail_load

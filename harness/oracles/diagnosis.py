@@ -19,8 +19,8 @@ class DiagnosisOracle:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._final: dict[str, KVBlocks] = {}
-        self._blocks: dict[str, tuple[str, GroupBlocks, KVMemory]] = {}
+        self._final: dict[tuple[int, str], KVBlocks] = {}
+        self._blocks: dict[tuple[int, str], tuple[str, GroupBlocks, KVMemory]] = {}
         self._owners: dict[tuple[str, int], str] = {}
         self._diagnosed: set[str] = set()
 
@@ -35,9 +35,10 @@ class DiagnosisOracle:
         self._owners |= {(event.engine, block_id): event.request_id for block_id in event.block_ids}
 
     def _remember(self, event: KVFinal) -> None:
-        for blocks in event.groups.values():
-            self._final[event.request_id] = _all_slots(blocks, event.memory)
-            self._blocks[event.request_id] = event.engine, blocks, event.memory
+        for group_id, blocks in event.groups.items():
+            memory = event.memory.group(group_id)
+            self._final[group_id, event.request_id] = _all_slots(blocks, memory)
+            self._blocks[group_id, event.request_id] = event.engine, blocks, memory
 
     def _load_finished(self, event: LoadFinished) -> None:
         self._diagnose(event, leave_out=0)
@@ -48,34 +49,43 @@ class DiagnosisOracle:
             self._diagnose(event, leave_out=1)
 
     def _diagnose(self, event: LoadFinished | FirstUse, leave_out: int) -> None:
-        """The first replica of the heads that differs stands for all (EXT-1)."""
-        for blocks in event.groups.values():
-            for replica in event.memory.replicas:
-                if self._compare(event.request_id, _tokens(blocks, replica, leave_out)):
-                    break
+        """The first group and replica of the heads that differs stands for all (EXT-1)."""
+        for group_id, blocks in event.groups.items():
+            memory = event.memory.group(group_id)
+            less = 0 if memory.spec.is_state else leave_out
+            for replica in memory.replicas:
+                if self._compare(event.request_id, group_id, _tokens(blocks, replica, less), memory.num_parts):
+                    return
 
-    def _compare(self, request_id: str, loaded: KVBlocks | None) -> bool:
+    def _compare(self, request_id: str, group_id: int, loaded: KVBlocks | None, num_parts: int) -> bool:
         """Whether there was a difference to diagnose."""
-        if loaded is None:
+        final = self._final.get((group_id, request_id))
+        if loaded is None or final is None:
             return False
-        final = self._final.get(request_id)
-        first = loaded.first_token
-        if final is None or (final.kv[:, :, first : first + loaded.kv.shape[2]] == loaded.kv).all():
+        first = loaded.first_token - final.first_token
+        wanted = final.kv[:, :, max(first, 0) : first + loaded.kv.shape[2]]
+        if wanted.shape == loaded.kv.shape and (wanted == loaded.kv).all():
             return False
         self._diagnosed.add(request_id)
-        others = {name: kv for name, kv in self._final.items() if name != request_id}
-        for other in self._blocks:
-            others |= self._reused(other)
-        found = diagnose(final, loaded, others)
-        self._history.add(EVENT, request=request_id, damage=found.damage, hypotheses=list(found.texts))
+        if num_parts == 2 and wanted.shape == loaded.kv.shape:
+            others = {name: kv for (group, name), kv in self._final.items() if group == group_id and name != request_id}
+            for group, other in self._blocks:
+                others |= self._reused(other, group) if group == group_id else {}
+            found = diagnose(final, loaded, others)
+            damage, texts = found.damage, list(found.texts)
+        else:
+            # What a diagnosis knows of is K and V.
+            damage, texts = "the bytes differ", []
+        where = f"KV cache group {group_id}: " if group_id and damage else ""
+        self._history.add(EVENT, request=request_id, damage=damage and f"{where}{damage}", hypotheses=texts)
         return True
 
-    def _reused(self, request_id: str) -> dict[str, KVBlocks]:
+    def _reused(self, request_id: str, group_id: int) -> dict[str, KVBlocks]:
         """What P's blocks of the request hold by now, if others have taken some of them, under the others' names."""
-        engine, blocks, memory = self._blocks[request_id]
+        engine, blocks, memory = self._blocks[group_id, request_id]
         now = _all_slots(blocks, memory)
         owners = {self._owners.get((engine, block_id), request_id) for block_id in blocks.block_ids} - {request_id}
-        if not owners or (now.kv == self._final[request_id].kv).all():
+        if not owners or (now.kv == self._final[group_id, request_id].kv).all():
             return {}
         return {f"{' and '.join(sorted(owners))} (in blocks that {request_id} had on P)": now}
 

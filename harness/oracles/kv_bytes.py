@@ -12,7 +12,7 @@ less: `first_use` leaves that token out, and `to_be_read` is P's KV at KV final 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ class BytesOracle:
     def __init__(self, history: History, grid: int, version: int = 1) -> None:
         self._history = history
         self._grid = grid
-        self._block_checksums = {1: definition, 2: definition_v2}[version].block_checksums
+        self._version = version
         self._prompts: dict[str, int] = {}
 
     def attach(self, seams: Seams) -> None:
@@ -64,34 +64,23 @@ class BytesOracle:
         self, at: str, request_id: str, groups: Mapping[int, GroupBlocks], memory: KVMemory, leave_out: int = 0
     ) -> None:
         for group_id, blocks in groups.items():
+            held = memory.group(group_id)
+            grid = min(self._grid, held.block_size)
             first_token = blocks.start * blocks.block_size
-            replicas = [_cut(replica.tokens(blocks), leave_out) for replica in memory.replicas]
+            # A recurrent state is read as it arrived.
+            less = 0 if held.spec.is_state else leave_out
+            replicas = [_cut(replica.tokens(blocks), less) for replica in held.replicas]
             kv = [replica for n, replica in enumerate(replicas) if n == 0 or (replica != replicas[0]).any()]
             self._history.add(
                 EVENT,
                 at=at,
                 request=request_id,
                 group=group_id,
-                grid=self._grid,
-                start=first_token // self._grid,
-                digests=_joined([grid_digests(replica, self._grid) for replica in kv]),
-                sums=_joined([self._sums(replica, first_token) for replica in kv]),
+                grid=grid,
+                start=first_token // grid,
+                digests=_joined([grid_digests(replica, grid) for replica in kv]),
+                sums=_joined([grid_sums(replica, held.factors, grid, first_token, self._version) for replica in kv]),
             )
-
-    def _sums(self, kv: npt.NDArray[np.uint8], first_token: int) -> list[str]:
-        layers, _, tokens, _ = kv.shape
-        if not tokens:
-            return []
-        whole_blocks = np.pad(kv, ((0, 0), (0, 0), (0, -tokens % self._grid), (0, 0)))
-        sums = self._block_checksums(
-            whole_blocks,
-            layer_numbers=range(layers),
-            first_head=0,
-            block_size=self._grid,
-            first_token=first_token,
-            num_tokens=first_token + tokens,
-        )
-        return [f"{int(value):016x}" for value in sums]
 
 
 def _cut(kv: npt.NDArray[np.uint8], leave_out: int) -> npt.NDArray[np.uint8]:
@@ -102,6 +91,27 @@ def _cut(kv: npt.NDArray[np.uint8], leave_out: int) -> npt.NDArray[np.uint8]:
 def _joined(by_replica: list[list[str]]) -> list[str]:
     """One text a grid block: that of replica 0, and of each replica that has another one."""
     return ["|".join(dict.fromkeys(texts)) for texts in zip(*by_replica, strict=True)]
+
+
+def grid_sums(
+    kv: npt.NDArray[np.uint8], factors: Sequence[tuple[int, int]], grid: int, first_token: int, version: int = 1
+) -> list[str]:
+    """Per grid block of uint8 [layers, heads, tokens, bytes] its checksum, 16 hex digits.
+
+    `factors` are those of each layer: its number, and that of its first head.
+    """
+    tokens = kv.shape[2]
+    if not tokens:
+        return []
+    checksums = {1: definition, 2: definition_v2}[version].block_checksums
+    whole_blocks = np.pad(kv, ((0, 0), (0, 0), (0, -tokens % grid), (0, 0)))
+    sums = np.zeros(-(-tokens // grid), dtype=np.uint64)
+    for first_head in sorted({first for _, first in factors}):
+        # Of caches with one layer number each is summed by itself: the definition takes a number once.
+        rows = [row for row, (_, first) in enumerate(factors) if first == first_head]
+        numbers = [factors[row][0] for row in rows]
+        sums += checksums(whole_blocks[rows], numbers, first_head, grid, first_token, first_token + tokens)
+    return [f"{int(value):016x}" for value in sums]
 
 
 def grid_digests(kv: npt.NDArray[np.uint8], grid: int) -> list[str]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from engine.cache import ChangeWatcher, SlotChange
 from engine.checksum.records import GroupBlocks
 from engine.errors import KVChaosError
+from engine.groups import FULL, KVGroup
 from engine.seams import Hold, Seams
 from harness.errors import CheckerError
 from harness.remote.codec import MAX_MESSAGE_BYTES, WireError, pack, unpack
@@ -70,9 +71,14 @@ class EngineLink:
 
 
 class RemoteMemory:
-    """The KV memory of an engine in another process, which has one rank: the methods of `engine.cache.KVMemory`."""
+    """The KV memory of an engine in another process, which has one rank and one KV cache group, of K and V.
 
-    num_replicas = 1
+    It has the methods of `engine.cache.KVMemory`.
+    """
+
+    group_id = 0
+    num_groups = num_replicas = 1
+    num_parts = 2
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
@@ -83,14 +89,25 @@ class RemoteMemory:
         self.num_blocks: int = shape["num_blocks"]
         self.block_size: int = shape["block_size"]
         self.bytes_per_token: int = shape["bytes_per_token"]
+        self.factors = tuple((layer, 0) for layer in range(self.num_layers))
+        self.spec = KVGroup(0, FULL, (), self.num_kv_heads, self.num_parts, 0)
 
     @property
     def engine(self) -> str:
         return self._link.engine
 
     @property
+    def groups(self) -> list[RemoteMemory]:
+        return [self]
+
+    @property
     def replicas(self) -> list[RemoteMemory]:
         return [self]
+
+    def group(self, group_id: int) -> RemoteMemory:
+        if group_id:
+            raise ValueError(f"group {group_id}: the engine has 1, counted from 0")
+        return self
 
     def watch(self, watcher: ChangeWatcher) -> None:
         self._watchers.append(watcher)

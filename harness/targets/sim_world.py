@@ -17,6 +17,7 @@ from engine.connectors.base import SchedulerConnector
 from engine.connectors.fabric import Fabric
 from engine.connectors.registry import CONNECTORS, transfer_of
 from engine.core import EngineCore, connected_engine
+from engine.groups import kv_groups
 from engine.proxy import Prompt, Proxy
 from engine.request import Request, RequestOutput
 from engine.seams import Seams
@@ -71,11 +72,12 @@ class SimCompetitors:
 
 def deadline_of(topology: Topology, prompts: Sequence[Prompt]) -> int:
     """Actions that no clean run comes near: several times its copy operations and steps."""
-    model = preset(topology.model)
     longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in prompts)
-    sides = topology.producer, topology.consumer
-    smallest = min(side.block_size // side.kernel_block_splits for side in sides)
-    copies = (longest // smallest + 1) * model.num_layers * 2 * max(model.num_kv_heads, topology.consumer.tp)
+    smallest = min(side.block_size // side.kernel_block_splits for side in (topology.producer, topology.consumer))
+    copies = (longest // smallest + 1) * sum(
+        len(group.rows) * group.num_parts * max(group.num_heads, topology.consumer.tp)
+        for group in kv_groups(preset(topology.model))
+    )
     return 10_000 + len(prompts) * (4 * copies + 100 * longest)
 
 

@@ -128,7 +128,7 @@ def test_watchers_hear_of_every_slot_that_is_changed_from_outside(cache):
     assert heard == [SlotChange(replica=0, layer=1, head=0, block_id=3, slot=2)]
     heard.clear()
     memory.fill((2, 5), POISON)
-    assert sorted(heard) == list(itertools.product([0], range(2), range(2), (2, 5), range(4)))
+    assert sorted(heard) == list(itertools.product([0], range(2), range(2), (2, 5), range(4), [0]))
     heard.clear()
     memory.slots((1,))
     cache.write(0, torch.tensor([1]), torch.tensor([0]), torch.zeros(1, 2, 16), torch.zeros(1, 2, 16))

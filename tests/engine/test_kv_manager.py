@@ -3,9 +3,14 @@
 import pytest
 
 from engine.checksum.records import GroupBlocks
-from engine.kv_manager import KVManager, cdiv
+from engine.groups import kv_groups
+from engine.kv_manager import KVManager
+from engine.presets import PRESETS
 from engine.request import Request
 from engine.seams import BlocksAllocated, BlocksFreed, Seams
+from engine.tables import cdiv
+
+GROUPS = kv_groups(PRESETS["tiny"])
 
 
 @pytest.fixture
@@ -18,7 +23,7 @@ def kv(events):
     seams = Seams()
     for seam in ("blocks.allocated", "blocks.freed"):
         seams.on(seam, events.append)
-    return KVManager("e", num_blocks=9, block_size=4, prefix_caching=True, seams=seams)
+    return KVManager("e", num_blocks=9, block_size=4, prefix_caching=True, seams=seams, groups=GROUPS)
 
 
 def request(length, name="r", **fields):
@@ -53,7 +58,7 @@ def test_admission_takes_what_the_tokens_need(kv, events):
 
 def test_admission_is_all_or_nothing(kv, events):
     new = request(33)
-    assert not kv.admit(new, [], 33)
+    assert not kv.admit(new, kv.no_prefix, 33)
     assert (new.block_ids, kv.pool.num_free, events) == ([], 8, [])
 
 
@@ -71,9 +76,9 @@ def test_growth_is_all_or_nothing(kv):
 
 def test_a_cached_prefix_leaves_a_token_to_compute(kv):
     first = cached(kv, 8)
-    assert kv.cached_prefix(request(9)) == first.block_ids
-    assert kv.cached_prefix(request(8)) == first.block_ids[:1]
-    assert kv.cached_prefix(request(4)) == []
+    assert list(kv.cached_prefix(request(9)).tables[0]) == first.block_ids
+    assert list(kv.cached_prefix(request(8)).tables[0]) == first.block_ids[:1]
+    assert list(kv.cached_prefix(request(4)).tables[0]) == []
 
 
 def test_a_cached_prefix_counts_free_blocks_that_it_wakes(kv):
@@ -98,13 +103,13 @@ def test_shared_blocks_have_two_references(kv):
 @pytest.mark.req("POL-3")
 def test_a_recomputed_request_finds_no_prefix(kv):
     cached(kv, 8)
-    assert kv.cached_prefix(request(9, recomputed=True)) == []
+    assert list(kv.cached_prefix(request(9, recomputed=True)).tables[0]) == []
 
 
 def test_without_prefix_caching_nothing_is_cached():
-    kv = KVManager("e", num_blocks=9, block_size=4, prefix_caching=False, seams=Seams())
+    kv = KVManager("e", num_blocks=9, block_size=4, prefix_caching=False, seams=Seams(), groups=GROUPS)
     cached(kv, 8)
-    assert kv.cached_prefix(request(9)) == []
+    assert list(kv.cached_prefix(request(9)).tables[0]) == []
 
 
 def test_only_full_blocks_are_cached(kv):
@@ -123,18 +128,18 @@ def test_the_output_is_part_of_what_is_cached(kv):
     kv.cache(new, 8)
     follower = request(7, "next")
     follower.prompt_token_ids += [77, 5]
-    assert kv.cached_prefix(follower) == new.block_ids
+    assert list(kv.cached_prefix(follower).tables[0]) == new.block_ids
     other = request(7, "other")
     other.prompt_token_ids += [78, 5]
-    assert kv.cached_prefix(other) == new.block_ids[:1]
+    assert list(kv.cached_prefix(other).tables[0]) == new.block_ids[:1]
 
 
 @pytest.mark.req("BLK-1")
 def test_blocks_hold_the_tokens_and_no_more(kv):
     new = admitted(kv, 14)
-    assert kv.blocks(new, 0, 13) == GroupBlocks(0, 4, 0, (1, 2, 3, 4), 13)
-    assert kv.blocks(new, 0, 12) == GroupBlocks(0, 4, 0, (1, 2, 3), 12)
-    assert kv.blocks(new, 2, 13) == GroupBlocks(0, 4, 2, (3, 4), 13)
+    assert kv.blocks(new, 0, 13)[0] == GroupBlocks(0, 4, 0, (1, 2, 3, 4), 13)
+    assert kv.blocks(new, 0, 12)[0] == GroupBlocks(0, 4, 0, (1, 2, 3), 12)
+    assert kv.blocks(new, 8, 13)[0] == GroupBlocks(0, 4, 2, (3, 4), 13)
 
 
 def test_freed_blocks_wait_for_the_steps_in_flight(kv, events):

@@ -142,7 +142,7 @@ def test_the_last_prompt_token_is_computed_again_and_nothing_else(tools, new_wor
     (scheduled,) = plan.requests
     assert (scheduled.first_position, scheduled.num_tokens, scheduled.sample) == (39, 1, True)
     assert scheduled.token_ids == prompt.token_ids[-1:]
-    assert scheduled.loaded[0].block_ids == scheduled.block_ids
+    assert scheduled.loaded[0].block_ids == scheduled.tables[0]
 
 
 # ---- verdicts and what they do
@@ -159,7 +159,7 @@ def test_fail_open_logs_a_mismatch_and_uses_the_blocks(tools, new_world, spoil, 
     assert answer.verdict.groups[0].differing == (0,)
     assert "request a: KV checksum mismatch, block positions by group: {0: [0]}" in caplog.text
     follower = Request("b", [*prompt.token_ids, 1], 1)
-    assert len(world.d.scheduler.kv.cached_prefix(follower)) == 2, "cached as usual"
+    assert world.d.scheduler.kv.cached_prefix(follower).num_tokens == 32, "cached as usual"
 
 
 @pytest.mark.req("POL-3")
@@ -221,7 +221,7 @@ def test_nobody_shares_a_block_whose_check_is_pending_or_failed(tools, new_world
     shared = []
 
     def look(event):
-        shared.append(world.d.scheduler.kv.cached_prefix(follower))
+        shared.append(world.d.scheduler.kv.cached_prefix(follower).tables[0])
 
     for seam in ("consumer.load_scheduled", "transfer.op_landed", "consumer.load_finished", "consumer.verified"):
         world.seams.on(seam, look)
@@ -392,6 +392,6 @@ def test_loaded_blocks_are_shared_after_they_are_verified(tools, new_world):
     world.deliver()
     tools.one_step(world.d)
     follower = Request("b", [*prompt.token_ids, 1], 4)
-    assert world.d.scheduler.kv.cached_prefix(follower) == list(seen["a"].block_ids[:2])
+    assert world.d.scheduler.kv.cached_prefix(follower).tables[0] == seen["a"].block_ids[:2]
     world.d.add_request(follower)
     assert np.array_equal(world.finish()["b"].token_ids, tools.tokens_alone((*prompt.token_ids, 1), 4))

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine.cache import PagedKVCache
 from engine.config import PRESETS, EngineConfig
 from engine.core import EngineCore
 from engine.model import Model, load_model
-from engine.numerics import ACTIVATION_SCALE, exp_table
+from engine.numerics import ACTIVATION_SCALE, exp_table, rms_norm
+from engine.paged import PagedKVCache
 from engine.request import Request
+from engine.sharding import whole_model
 
 TINY = load_model(PRESETS["tiny"], 0)
+WHOLE = whole_model(PRESETS["tiny"])
 TABLE = [Fraction(value) for value in exp_table("cpu").tolist()]
 
 
@@ -37,7 +39,7 @@ def attend_one(q, k, v):
 def test_attention_is_causal_grouped_and_exact():
     tokens, first = 3, 2
     q, k, v = (activations(i, *shape) for i, shape in enumerate([(tokens, 4, 16), (5, 2, 16), (5, 2, 16)]))
-    attended = TINY.attend(q, k, v, first)
+    attended = TINY.mixers[0].attend((q,), [(k, v)], first, 0, WHOLE)
     for token in range(tokens):
         for head in range(4):
             context = first + token + 1
@@ -49,9 +51,12 @@ def test_attention_is_causal_grouped_and_exact():
 
 def test_attention_does_not_depend_on_the_chunk():
     q, k, v = (activations(i, *shape) for i, shape in enumerate([(24, 4, 16), (24, 2, 16), (24, 2, 16)]))
-    whole = TINY.attend(q, k, v, 0)
+    whole = TINY.mixers[0].attend((q,), [(k, v)], 0, 0, WHOLE)
     for chunk in (1, 5, 23):
-        parts = [TINY.attend(q[a : a + chunk], k[: a + chunk], v[: a + chunk], a) for a in range(0, 24, chunk)]
+        parts = [
+            TINY.mixers[0].attend((q[a : a + chunk],), [(k[: a + chunk], v[: a + chunk])], a, 0, WHOLE)
+            for a in range(0, 24, chunk)
+        ]
         assert torch.equal(torch.cat(parts), whole)
 
 
@@ -70,19 +75,24 @@ def test_attention_survives_what_a_fault_leaves_in_the_cache():
     q, k, v = (activations(i, *shape) for i, shape in enumerate([(2, 4, 16), (6, 2, 16), (6, 2, 16)]))
     for bad in (float("nan"), float("inf"), float("-inf"), 3e38):
         k[1], v[2] = bad, bad
-        attended = TINY.attend(q, k, v, 4)
+        attended = TINY.mixers[0].attend((q,), [(k, v)], 4, 0, WHOLE)
         assert torch.all(attended.abs() <= 32)
+
+
+def qkv(x, position):
+    projected = TINY.mixers[0].project(rms_norm(x), torch.tensor([position]), WHOLE)
+    return projected.query[0], *projected.entries[0]
 
 
 def test_positions_matter_and_are_relative():
     x = activations(0, 1, 64)
-    q0, k0, v0 = TINY.qkv(0, x, torch.tensor([0]))
-    q9, k9, v9 = TINY.qkv(0, x, torch.tensor([9]))
+    q0, k0, v0 = qkv(x, 0)
+    q9, k9, v9 = qkv(x, 9)
     assert not torch.equal(q0, q9)
     assert not torch.equal(k0, k9)
     assert torch.equal(v0, v9)
-    near, far = (TINY.qkv(0, x, torch.tensor([p]))[0][:, :2] for p in (9, 109))
-    key_near, key_far = (TINY.qkv(0, x, torch.tensor([p]))[1] for p in (5, 105))
+    near, far = (qkv(x, p)[0][:, :2] for p in (9, 109))
+    key_near, key_far = (qkv(x, p)[1] for p in (5, 105))
     # Rotation by tables of 12 bits: equal up to their rounding.
     assert torch.allclose((near * key_near).sum(-1), (far * key_far).sum(-1), atol=0.1)
 
@@ -130,7 +140,7 @@ def test_a_prefix_hit_changes_nothing(tools):
     engine = EngineCore(EngineConfig("one"))
     for prompt in prompts:
         request = Request(prompt.request_id, list(prompt.token_ids), prompt.max_tokens)
-        hits = len(engine.scheduler.kv.cached_prefix(request))
+        hits = engine.scheduler.kv.cached_prefix(request).num_tokens
         assert (hits > 0) == (prompt is not prompts[0])
         engine.add_request(request)
         outputs = []

@@ -9,19 +9,22 @@ import random
 import pytest
 
 from engine.checksum.policy import ChecksumSettings
+from engine.config import PRESETS
+from engine.groups import kv_groups
 from engine.proxy import Prompt
 from engine.request import FinishReason, Request
 from engine.seams import Seams
 
 MAX_MODEL_LEN = (40, 64, 100)
 SEEDS_A_PART = 20
+MODELS = ["tiny-window", "tiny-mla", "tiny-hybrid"]
 
 
-def random_side(rng, block_size, max_model_len):
+def random_side(rng, block_size, max_model_len, model):
     """Room for one request of any length, and little more."""
     return {
         "block_size": block_size,
-        "num_blocks": -(-max_model_len // block_size) + 1 + rng.choice([0, 0, 1, 3]),
+        "num_blocks": len(kv_groups(model)) * -(-max_model_len // block_size) + 1 + rng.choice([0, 0, 1, 3]),
         "layout": rng.choice(["HND", "NHD"]),
         "max_batched_tokens": rng.choice([1, 5, 16, 33, 64]),
         "max_num_seqs": rng.choice([1, 3, 4, 8]),
@@ -62,6 +65,8 @@ class Run:
         self.comparable = max(p_size, d_size) % min(p_size, d_size) == 0
         self.load_failure = rng.choice(["fail", "recompute"])
         self.kv_dtype = rng.choice(["bfloat16", "float16"])
+        # A window's blocks on P need not hold what larger or smaller ones on D do.
+        self.model = PRESETS[rng.choice(["tiny"] * 4 + MODELS) if self.alike else "tiny"]
         length = rng.choice(MAX_MODEL_LEN)
         self.prompts = random_prompts(rng, length)
         self.aborts = [p.request_id for p in self.prompts if rng.random() < 0.15]
@@ -80,9 +85,10 @@ class Run:
             self.load_failure,
             seed,
             seams,
-            producer=random_side(rng, p_size, length) | {"checksum": sends},
-            consumer=random_side(rng, d_size, length),
+            producer=random_side(rng, p_size, length, self.model) | {"checksum": sends},
+            consumer=random_side(rng, d_size, length, self.model),
             kv_dtype=self.kv_dtype,
+            model=self.model,
         )
         if rng.random() < 0.7:
             self.world.submit = self.submit_longer
@@ -134,7 +140,7 @@ def check_answers(tools, run):
         elif spoiled and run.load_failure == "fail":
             assert (answer.finish_reason, answer.verdict.status) == ("error", "mismatch")
         else:
-            alone = tools.tokens_alone(prompt.token_ids, prompt.max_tokens, kv_dtype=run.kv_dtype)
+            alone = tools.tokens_alone(prompt.token_ids, prompt.max_tokens, kv_dtype=run.kv_dtype, model=run.model)
             assert answer.token_ids == alone
             # A prefix that ends within a block of P may leave nothing to compare where the sizes differ.
             clean = {"verified"} if run.alike else {"verified", "unverified"} if run.comparable else {"unverified"}

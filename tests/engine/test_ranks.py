@@ -95,7 +95,7 @@ def plan(step_id, *requests, ended=()):
 
 
 def share(tokens, first=0, count=None, sample=True, name="a", block_ids=(1, 2)):
-    return ScheduledRequest(name, 1, tuple(tokens), first, count or len(tokens), tuple(block_ids), sample)
+    return ScheduledRequest(name, 1, tuple(tokens), first, count or len(tokens), (tuple(block_ids),), sample)
 
 
 @pytest.fixture

@@ -169,9 +169,9 @@ def test_blocks_are_cached_when_they_are_written_and_not_before():
     add(scheduler, "a", 8, 2)
     twin = Request("twin", [*[hash_free("a", i) for i in range(8)], 5], 1)
     plan = scheduler.schedule()
-    assert scheduler.kv.cached_prefix(twin) == []
+    assert scheduler.kv.cached_prefix(twin).num_tokens == 0
     arrive(scheduler, plan)
-    assert len(scheduler.kv.cached_prefix(twin)) == 2
+    assert len(scheduler.kv.cached_prefix(twin).tables[0]) == 2
 
 
 def test_a_full_block_of_output_is_cached_with_its_last_token_computed():

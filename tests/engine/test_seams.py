@@ -20,6 +20,7 @@ GROUPS = {"groups": "Groups"}
 MEMORY = {"memory": "KVMemory"}
 OP = {"op": "CopyOp", "num_ops": "int", "source": "KVMemory", "target": "KVMemory"}
 IDS = {"block_ids": "tuple[int, ...]"}
+TABLES = {"tables": "Mapping[int, tuple[int, ...]]"}
 STEP = ENGINE | {"step_id": "int"}
 
 FROZEN = {
@@ -43,7 +44,7 @@ FROZEN = {
     "transfer.op_landed": ("OpLanded", WHO | OP, ()),
     "transfer.completion": ("Completion", WHO | {"to_producer": "bool"}, ("drop", "hold")),
     "transfer.carrier_pass": ("CarrierPass", WHO | {"checksums": "str | None"}, ("change",)),
-    "worker.forward": ("Forward", WHO | {"first_position": "int", "token_ids": "tuple[int, ...]"} | IDS, ()),
+    "worker.forward": ("Forward", WHO | {"first_position": "int", "token_ids": "tuple[int, ...]"} | IDS | TABLES, ()),
     "worker.record_leaves": ("RecordLeaves", ENGINE | {"record": "WorkerRecord"}, ("change", "drop")),
     "worker.record_arrives": ("RecordArrives", ENGINE | {"record": "WorkerRecord"}, ("change", "drop")),
     "blocks.allocated": ("BlocksAllocated", WHO | IDS, ()),
@@ -57,7 +58,7 @@ FROZEN = {
 OTHERS = {
     "CopyOp": dict.fromkeys(
         ("index", "position", "layer", "part", "head", "source_block", "source_slot", "target_block", "target_slot",
-         "num_slots", "source_replica", "target_replica"), "int"
+         "num_slots", "source_replica", "target_replica", "group"), "int"
     ),
     "Change": {"event": "E"},
     "Drop": {},

@@ -83,7 +83,7 @@ def test_heads_that_do_not_divide_are_refused():
 def test_each_rank_holds_its_layers_and_heads(new_world):
     world = new_world(producer=ranks(4, 2))
     caches = world.p.memory._caches
-    held = [(c.shard.layers.start, tuple(c.shard.kv_heads), c.shard.replica) for c in caches]
+    held = [(c.shard.layers.start, tuple(c.heads), c.replica) for c in caches]
     assert held == [(layer, (head,), replica) for layer in (0, 1) for head in (0, 1) for replica in (0, 1)]
     assert all(len(cache.layers) == 1 and cache.num_kv_heads == 1 for cache in caches)
 
@@ -305,5 +305,5 @@ def test_a_request_of_one_rank_and_one_of_many_name_the_same_blocks(new_world):
     request = Request("r", [1] * 20, 1)
     plans = [new_world(producer=ranks(*world)).p.scheduler.kv for world in ((1, 1), (4, 2))]
     for kv in plans:
-        kv.admit(request, [], 20)
+        kv.admit(request, kv.no_prefix, 20)
     assert plans[0].blocks(request, 0, 20) == plans[1].blocks(request, 0, 20)

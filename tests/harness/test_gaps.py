@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from harness.gaps import (
     corrupted_positions,
     foreign_positions,
     holding_gaps,
+    wrong_groups,
 )
-from harness.observe import KVView, RequestObservation
+from harness.observe import GroupObservation, KVView, RequestObservation
 
 Make = Callable[..., RequestObservation]
 View = Callable[..., KVView]
@@ -23,6 +25,46 @@ View = Callable[..., KVView]
 
 def holds(gap: str, load: RequestObservation, *others: RequestObservation) -> bool:
     return PREDICATES[gap](load, [load, *others])
+
+
+def in_second_group(**views: Any) -> GroupObservation:
+    fields: dict[str, Any] = {
+        "group_id": 1,
+        "block_size": 16,
+        **dict.fromkeys(("kv_final", "checksummed", "load_finished", "to_be_read", "first_use")),
+        "foreign": (),
+        "landed": (),
+    }
+    return GroupObservation(**(fields | views))
+
+
+def test_gap_3_is_a_group_that_neither_side_checks_beside_one_that_was_compared(load_of: Make, view_of: View) -> None:
+    other = in_second_group(kv_final=view_of("p q r"), load_finished=view_of("p X r"))
+    load = load_of(more=(other,))
+    assert corrupted_positions(load) == (1,)
+    assert holding_gaps(load, [load]) == ("GAP-3", "GAP-4", "GAP-12")
+    assert not holds("GAP-3", load_of(more=(in_second_group(),))), "nothing is wrong"
+    judged = replace(load, groups=(*load.groups, replace(load.groups[0], group_id=1)))
+    assert not holds("GAP-3", judged), "it was compared"
+    assert not holds("GAP-3", load_of(more=(other,), load_finished=view_of("a X c"))), "the first group is wrong too"
+    assert not holds("GAP-3", load_of(more=(other,), verdict="not_checked")), "no group was compared"
+
+
+def test_a_gap_must_explain_every_group_in_which_something_is_wrong(load_of: Make, view_of: View) -> None:
+    same_sum = in_second_group(kv_final=view_of("p q", sums="1 2"), load_finished=view_of("p X", sums="1 2"))
+    other_sum = in_second_group(kv_final=view_of("p q", sums="1 2"), load_finished=view_of("p X", sums="1 3"))
+    assert holds("GAP-8", load_of(more=(same_sum,)))
+    assert not holds("GAP-8", load_of(more=(other_sum,)))
+    both = {"kv_final": view_of("a b c", sums="1 2 3"), "load_finished": view_of("a X c", sums="1 2 3")}
+    assert holds("GAP-8", load_of(more=(same_sum,), **both))
+    assert not holds("GAP-8", load_of(more=(other_sum,), **both))
+
+
+def test_what_a_request_writes_after_a_foreign_read_is_no_wrong_of_its_own(load_of: Make) -> None:
+    """It is tainted in every group: only what it received counts, where there is any."""
+    load = load_of(foreign=(44,), more=(in_second_group(foreign=(17, 44)),))
+    assert wrong_groups(load) == {1}
+    assert wrong_groups(load_of(foreign=(44,), more=(in_second_group(),))) == {0}
 
 
 def test_a_clean_load_has_no_gap(load_of: Make) -> None:

@@ -223,9 +223,14 @@ def test_one_block_size_divides_the_other() -> None:
 
 
 def test_the_pool_has_one_block_less_than_it_counts() -> None:
-    assert EngineTopology(num_blocks=4, block_size=8).capacity == 24
+    side = EngineTopology(num_blocks=4, block_size=8)
+    assert (Topology().capacity(side), Topology().blocks_for(side, 24)) == (24, 4)
+    hybrid = Topology(model="tiny-hybrid")
+    assert (hybrid.capacity(side), hybrid.blocks_for(side, 16)) == (16, 4), "one of them is the state's"
+    assert Topology(model="tiny-window").capacity(side) == 8
 
 
 def test_the_longest_request_may_fill_a_side_exactly(sound: str) -> None:
     exact = sound.replace("block_size: 16, layout: HND", "block_size: 8, num_blocks: 28, max_model_len: 216")
-    assert parse_scenario(exact).topology.producer.capacity == parse_scenario(exact).workload.longest == 216
+    topology = parse_scenario(exact).topology
+    assert topology.capacity(topology.producer) == parse_scenario(exact).workload.longest == 216

@@ -42,8 +42,8 @@ def merged(model, kv, topology, received):
     count = -(-NUM_TOKENS // block_size)
     blocks = GroupBlocks(0, block_size, 0, tuple(range(count + 3, 3, -1)), NUM_TOKENS)
     for worker in workers:
-        fill(worker.cache, kv, blocks)
-    memory = KVMemory(*(worker.cache for worker in workers))
+        fill(worker.caches[0], kv, blocks)
+    memory = KVMemory(*(worker.caches[0] for worker in workers))
     assert all((replica.tokens(blocks) == kv[:, :, :NUM_TOKENS]).all() for replica in memory.replicas)
     records = [worker.checksums.checksum("r", {0: blocks}, received=received).finalise() for worker in workers]
     merge = merge_records({0: blocks}, records, WorldShape(tp_size, pp_size))
@@ -54,7 +54,7 @@ def merged(model, kv, topology, received):
 def fill(cache: PagedKVCache, kv, blocks):
     """Whole blocks, straight into the tensors: [kernel block, K|V, slot, head, element]."""
     for index, layer in enumerate(cache.shard.layers):
-        heads = kv[layer, cache.shard.kv_heads.start : cache.shard.kv_heads.stop]
+        heads = kv[layer, cache.heads.start : cache.heads.stop]
         for position, block_id in enumerate(blocks.block_ids):
             first = position * blocks.block_size
             for kernel in range(cache.splits):

@@ -5,13 +5,12 @@ import torch
 
 from engine.cache import KVMemory, PagedKVCache
 from engine.checksum.records import GroupBlocks
-from engine.checksum.worker import ChecksumWorker, LayerSpec
+from engine.checksum.worker import ChecksumWorker
 from engine.config import EngineConfig
 from kernels.definition import block_checksums
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-SPECS = [LayerSpec(f"layers.{i}.attn", "full_attention", "bfloat16") for i in range(2)]
 BLOCKS = {0: GroupBlocks(0, 16, 0, (3, 1, 2), 40)}
 
 
@@ -26,7 +25,7 @@ def cache():
 
 @pytest.mark.req("PRO-3", "CON-6")
 def test_summing_waits_for_nothing_and_the_finalizer_gets_the_sums(cache):
-    worker = ChecksumWorker(cache, SPECS, tp_rank=0, pp_rank=0, first_head=0)
+    worker = ChecksumWorker([cache])
     worker.checksum("warm up", BLOCKS).finalise()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -40,9 +39,9 @@ def test_summing_waits_for_nothing_and_the_finalizer_gets_the_sums(cache):
 
 @pytest.mark.req("PRO-3")
 def test_sums_arrive_in_pinned_memory(cache):
-    worker = ChecksumWorker(cache, SPECS, tp_rank=0, pp_rank=0, first_head=0)
+    worker = ChecksumWorker([cache])
     pending = worker.checksum("r", BLOCKS)
-    assert all(values.is_pinned() for _, _, values in pending.groups.values())
+    assert all(group.values.is_pinned() for group in pending.groups.values())
 
 
 def test_a_device_changes_neither_tokens_nor_kv(tools):

@@ -233,3 +233,57 @@ def test_not_checked_is_acceptable_and_has_a_reason(reason):
 
 def test_no_load_is_acceptable():
     assert (NO_LOAD.status, NO_LOAD.acceptable) == ("no_load", True)
+
+
+# ---- blocks of different sizes (EXT-2)
+
+
+def in_blocks_of(size, start, count, num_tokens, wrong=()):
+    """Checksums of consecutive blocks of `size` tokens, made of those of single tokens (DEF-6)."""
+    sums = []
+    for position in range(start, start + count):
+        tokens = range(position * size, min((position + 1) * size, num_tokens))
+        sums.append(sum(value_at(t) ^ (t in wrong) for t in tokens) % 2**64)
+    return u64(sums)
+
+
+@pytest.mark.req("EXT-2", "DEF-6", "BLK-4")
+@pytest.mark.parametrize(
+    ("theirs", "mine", "compared", "differing"),
+    [
+        # (block size, start, blocks, tokens) of each side; a wrong token is 40
+        ((32, 0, 3, 70), (16, 0, 5, 70), (0, 1, 2, 3, 4), (2, 3)),
+        ((16, 0, 5, 70), (32, 0, 3, 70), (0, 1, 2), (1,)),
+        ((8, 0, 9, 70), (32, 0, 3, 70), (0, 1, 2), (1,)),
+        # D holds the first 16 tokens already: what is left of P's first block cannot be compared
+        ((32, 0, 3, 70), (16, 1, 4, 70), (2, 3, 4), (2, 3)),
+        # P sends from 24 on: D's first block of 32 is not all there
+        ((8, 3, 6, 70), (32, 0, 3, 70), (1, 2), (1,)),
+        # other token counts: a block that is full on one side alone is not compared
+        ((32, 0, 3, 70), (16, 0, 5, 80), (0, 1, 2, 3), (2, 3)),
+        ((16, 0, 4, 64), (32, 0, 3, 70), (0, 1), (1,)),
+    ],
+)
+def test_blocks_of_different_sizes_are_compared_by_the_larger(theirs, mine, compared, differing):
+    size, start, count, tokens = theirs
+    sent = PayloadGroup(0, 5, size, start, in_blocks_of(size, start, count, tokens))
+    size, start, count, own_tokens = mine
+    own = GroupBlocks(0, size, start, tuple(range(count)), own_tokens)
+    sums = in_blocks_of(size, start, count, own_tokens, wrong=(40,))
+    merged = Merge({0: MergedGroup(own, 5, sums)}, False, frozenset(), frozenset(), frozenset())
+    verdict = judge_load(payload(sent, num_tokens=tokens), {0: own}, merged, compare_block_sizes=True)
+    assert (verdict.groups[0].compared, verdict.groups[0].differing) == (compared, differing)
+    off = judge_load(payload(sent, num_tokens=tokens), {0: own}, merged)
+    assert (off.status, off.reason) == (UNVERIFIED, "other_block_size")
+    right = in_blocks_of(size, start, count, own_tokens)
+    clean = Merge({0: MergedGroup(own, 5, right)}, False, frozenset(), frozenset(), frozenset())
+    assert judge_load(payload(sent, num_tokens=tokens), {0: own}, clean, compare_block_sizes=True).status is VERIFIED
+
+
+@pytest.mark.req("EXT-2", "VER-6")
+def test_where_no_larger_block_is_whole_nothing_is_compared():
+    sent = PayloadGroup(0, 5, 32, 0, in_blocks_of(32, 0, 1, 30))
+    own = GroupBlocks(0, 16, 1, (7,), 30)
+    merged = Merge({0: MergedGroup(own, 5, in_blocks_of(16, 1, 1, 30))}, False, frozenset(), frozenset(), frozenset())
+    verdict = judge_load(payload(sent, num_tokens=30), {0: own}, merged, compare_block_sizes=True)
+    assert (verdict.status, verdict.reason) == (UNVERIFIED, "no_common_position")

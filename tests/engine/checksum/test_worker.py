@@ -1,17 +1,20 @@
 """A worker's sums against the definition, on the engine's own cache, and that only the finalizer waits for them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from engine.cache import KVMemory, PagedKVCache
+from engine.cache import KVMemory
 from engine.checksum.payload import fingerprint
 from engine.checksum.records import GroupBlocks
-from engine.checksum.worker import ChecksumWorker, LayerSpec
+from engine.checksum.worker import ChecksumWorker
 from engine.config import PRESETS, EngineConfig
+from engine.groups import kv_groups
+from engine.paged import PagedKVCache
+from engine.sharding import shard_model
 from kernels.definition import block_checksums
-
-SPECS = [LayerSpec(f"model.layers.{i}.self_attn.attn", "full_attention", "bfloat16") for i in range(4)]
 
 
 def random_cache(**options):
@@ -23,8 +26,14 @@ def random_cache(**options):
 
 
 def worker(cache, **options):
-    specs = SPECS[: len(cache.layers)]
-    return ChecksumWorker(cache, specs, tp_rank=0, pp_rank=0, **{"first_head": 0} | options)
+    return ChecksumWorker([cache], **options)
+
+
+def renamed(cache, *names):
+    """The cache with other names of its layers."""
+    rows = tuple(replace(row, names=(name,)) for row, name in zip(cache.group.rows, names, strict=True))
+    cache.group = replace(cache.group, rows=rows)
+    return cache
 
 
 @pytest.mark.req("DEF-4", "DEF-7", "DEF-8", "DEF-2")
@@ -48,25 +57,22 @@ def test_the_sums_are_those_of_the_definition(layout, kv_dtype, model, start, nu
 def test_the_fingerprint_is_of_the_layers():
     cache = random_cache()
     record = worker(cache).checksum("r", {0: GroupBlocks(0, 8, 0, (1,), 8)}).finalise()
-    assert record.groups[0].fingerprint == fingerprint((s.name, s.spec_type, s.dtype) for s in SPECS[:2])
+    layers = [(f"model.layers.{i}.self_attn.attn", "full_attention", "bfloat16") for i in range(2)]
+    assert record.groups[0].fingerprint == fingerprint(layers)
 
 
 @pytest.mark.req("DEF-4", "DEF-7")
 def test_layers_count_by_the_number_in_their_names_and_heads_over_the_whole_model():
-    cache = random_cache()
-    specs = [LayerSpec("model.layers.5.attn", "full", "x"), LayerSpec("model.layers.2.attn", "full", "x")]
-    record = ChecksumWorker(cache, specs, tp_rank=1, pp_rank=3, first_head=6).checksum(
-        "r", {0: GroupBlocks(0, 8, 0, (3, 4), 16)}
-    )
-    done = record.finalise()
-    wanted = block_checksums(KVMemory(cache).slots((3, 4)), [5, 2], 6, 8, 0, 16)
+    small = PRESETS["small"]
+    shard = shard_model(small, 4, 1)[0][2]
+    config = EngineConfig("e", small, block_size=8, num_blocks=10, tp_size=4)
+    cache = renamed(PagedKVCache(config, kv_groups(small)[0], shard), *(f"model.layers.{n}.attn" for n in (5, 2, 9, 1)))
+    for layer in cache.layers:
+        layer.normal_()
+    done = worker(cache, tp_rank=2, pp_rank=3).checksum("r", {0: GroupBlocks(0, 8, 0, (3, 4), 16)}).finalise()
+    wanted = block_checksums(cache.slots((3, 4)), [5, 2, 9, 1], 2, 8, 0, 16)
     assert done.groups[0].values.tolist() == wanted.tolist()
-    assert (done.tp_rank, done.pp_rank) == (1, 3)
-
-
-def test_a_layer_without_a_number_is_refused():
-    with pytest.raises(ValueError, match="holds no single layer number"):
-        ChecksumWorker(random_cache(), [LayerSpec("attn", "x", "x")] * 2, tp_rank=0, pp_rank=0, first_head=0)
+    assert (done.tp_rank, done.pp_rank) == (2, 3)
 
 
 @pytest.mark.req("DEF-8")
