@@ -9,6 +9,7 @@ import torch
 from engine.config import PRESETS, EngineConfig
 from engine.core import EngineCore
 from engine.model import Model, load_model
+from engine.model.attention import _attend_rows, attend, hidden_from
 from engine.numerics import ACTIVATION_SCALE, exp_table, rms_norm
 from engine.paged import PagedKVCache
 from engine.request import Request
@@ -16,7 +17,8 @@ from engine.sharding import whole_model
 
 TINY = load_model(PRESETS["tiny"], 0)
 WHOLE = whole_model(PRESETS["tiny"])
-TABLE = [Fraction(value) for value in exp_table("cpu").tolist()]
+EXP = exp_table("cpu")
+TABLE = [Fraction(value) for value in EXP.tolist()]
 
 
 def activations(seed, *shape, largest=4.0):
@@ -60,15 +62,17 @@ def test_attention_does_not_depend_on_the_chunk():
         assert torch.equal(torch.cat(parts), whole)
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("first", [0, 7])
 @pytest.mark.parametrize("score_bytes", [1, 24 * 4 * 8 * 5, 10**9])
-def test_attention_does_not_depend_on_how_much_is_in_memory_at_once(monkeypatch, first, score_bytes):
+def test_attention_does_not_depend_on_how_much_is_in_memory_at_once(monkeypatch, first, score_bytes, window):
     """Row by row, five at a time with a rest, all at once."""
     context = first + 24
     q, k, v = (activations(i, *shape) for i, shape in enumerate([(24, 4, 16), (context, 2, 16), (context, 2, 16)]))
-    whole = TINY._attend_rows(q, k, v, first)
-    monkeypatch.setattr("engine.model._SCORE_BYTES", score_bytes)
-    assert torch.equal(TINY.attend(q, k, v, first), whole)
+    hidden = hidden_from(first, 24, window, q.device)
+    whole = _attend_rows(q, k, v, EXP, hidden)
+    monkeypatch.setattr("engine.model.attention._SCORE_BYTES", score_bytes)
+    assert torch.equal(attend(q, k, v, EXP, hidden), whole)
 
 
 def test_attention_survives_what_a_fault_leaves_in_the_cache():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import string
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,24 +18,26 @@ from engine.checksum.policy import ChecksumSettings, resolve
 from engine.checksum.producer import ProducerChecksums
 from engine.checksum.records import GroupBlocks, GroupSums, Merge, MergedGroup, WorldShape
 from engine.checksum.verdict import VerdictStatus
-from engine.checksum.worker import ChecksumWorker, LayerSpec
+from engine.checksum.worker import ChecksumWorker
+from engine.config import EngineConfig
 from engine.errors import StartupError
+from engine.paged import PagedKVCache
 from engine.request import Request
 from engine.seams import Seams
 
 ONE = WorldShape(1, 1)
 LIMITS = PayloadLimits.for_engine(4096, (16,))
 PROMPT = [7, 300, 2, 65_000] * 12
-SPECS = [LayerSpec(f"model.layers.{i}.attn", "full_attention", "bfloat16") for i in range(2)]
 BOTH = pytest.mark.parametrize("version", [1, 2])
 
 
-def engine() -> tuple[SimpleNamespace, ChecksumWorker]:
-    """Two layers, each [blocks, K or V, tokens, heads, width], which is all that a worker needs of a cache."""
+def engine() -> tuple[PagedKVCache, ChecksumWorker]:
+    """Two layers, each [blocks, K or V, tokens, heads, width], of random contents."""
     generator = torch.Generator().manual_seed(1)
-    layers = [torch.randn((8, 2, 16, 2, 16), generator=generator).to(torch.bfloat16) for _ in SPECS]
-    cache = SimpleNamespace(layers=layers, block_size=16, num_blocks=8)
-    return cache, ChecksumWorker(cache, SPECS, tp_rank=0, pp_rank=0, first_head=0)
+    cache = PagedKVCache(EngineConfig("e", num_blocks=8, layout="NHD"))
+    for layer in cache.layers:
+        layer.copy_(torch.randn(layer.shape, generator=generator))
+    return cache, ChecksumWorker([cache])
 
 
 def blocks(tokens: int, start: int = 0) -> dict[int, GroupBlocks]:

@@ -127,15 +127,22 @@ def test_whatever_is_written_in_between_the_sums_are_those_of_now(actions):
 # ---- what a step fills and writes
 
 
-def scheduled(first, count, *block_ids):
-    return ScheduledRequest("r", 1, (0,) * count, first, count, block_ids, False)
+def scheduled(first, count, *block_ids, **options):
+    return ScheduledRequest("r", 1, (0,) * count, first, count, ((90, 91), block_ids), False, **options)
 
 
 def test_the_blocks_that_a_step_writes():
-    load = LoadSpec("l", {0: blocks(11, 12, start=2)}, "P", "l", {0: ()})
+    load = LoadSpec("l", {0: blocks(13), 1: blocks(11, 12, start=2)}, "P", "l", {0: (), 1: ()})
     plan = StepPlan(1, (scheduled(5, 8, 1, 2, 3, 4, 9), scheduled(4, 1, 6, 7)), (load,))
-    assert written_blocks(plan, SIZE) == {2, 3, 4, 7, 11, 12}
-    assert written_blocks(StepPlan(2), SIZE) == set()
+    assert written_blocks(plan, 1, SIZE) == {2, 3, 4, 7, 11, 12}
+    assert written_blocks(StepPlan(2), 1, SIZE) == set()
+    loads_no_window = LoadSpec("l", {0: blocks(13)}, "P", "l", {0: ()})
+    assert written_blocks(StepPlan(3, (), (loads_no_window,)), 1, SIZE) == set()
+
+
+def test_a_speculator_may_write_all_that_follows():
+    plan = StepPlan(1, (scheduled(5, 2, 1, 2, 3, 4, history=(1, 2)),))
+    assert written_blocks(plan, 1, SIZE) == {2, 3, 4}
 
 
 @pytest.mark.parametrize(
@@ -303,7 +310,7 @@ def test_a_load_takes_the_sums_of_its_blocks_away(new_world, tools, trigger):
     """An engine that was a producer loads into the same blocks: then its own next prompt shares what was loaded."""
     world = new_world(checksum=settings(trigger), producer={"num_blocks": 8}, consumer={"num_blocks": 8})
     (worker,) = world.d._executor._ranks.workers
-    kept = worker.checksums._kept
+    kept = worker.checksums._kept[0]
     own = tools.prompt("own", 64)
     world.d.add_request(Request("own", list(own.token_ids), 1, {"do_remote_decode": True}))
     world.finish(world.d)
