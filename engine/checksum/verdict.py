@@ -6,15 +6,14 @@ which nothing was compared is never verified (VER-6).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.checksum.payload import Payload, PayloadGroup
-from engine.checksum.records import GroupBlocks, Merge, MergedGroup
+from engine.checksum.records import GroupBlocks, Merge, MergedGroup, Uint64Array
 
 
 class VerdictStatus(StrEnum):
@@ -175,40 +174,51 @@ def _compare(sent_tokens: int, sent: PayloadGroup, mine: MergedGroup) -> tuple[t
     """
     blocks = mine.blocks
     size = max(sent.block_size, blocks.block_size)
-    theirs = _larger_blocks(sent.values, sent.start, sent.block_size, size, sent_tokens)
+    their_start, theirs = _larger_blocks(sent.values, sent.start, sent.block_size, size, sent_tokens)
     ours = [
         _larger_blocks(values, blocks.start, blocks.block_size, size, blocks.num_tokens)
         for values in (mine.values, *mine.replicas)
     ]
-    common = _common_positions(sent_tokens, blocks.num_tokens, size, theirs, ours[0])
-    bad = [position for position in common if any(replica[position] != theirs[position] for replica in ours)]
-    per_block = size // blocks.block_size
+    our_start = ours[0][0]
+    held = range(their_start, their_start + len(theirs)), range(our_start, our_start + len(ours[0][1]))
+    common = _common_positions(sent_tokens, blocks.num_tokens, size, *held)
+    if not common:
+        return (), ()
+    wanted = theirs[common.start - their_start : common.stop - their_start]
+    bad = np.zeros(len(common), dtype=np.bool_)
+    for _, values in ours:
+        bad |= values[common.start - our_start : common.stop - our_start] != wanted
+    positions = np.arange(blocks.start, blocks.start + len(blocks.block_ids))
+    larger = positions // min(size // blocks.block_size, 2**62)
+    compared = (larger >= common.start) & (larger < common.stop)
+    differing = bad[larger[compared] - common.start]
+    return tuple(positions[compared].tolist()), tuple(positions[compared][differing].tolist())
 
-    def own(positions: Sequence[int]) -> tuple[int, ...]:
-        return tuple(p for p in blocks.positions if p // per_block in positions)
 
-    return own(common), own(bad)
-
-
-def _common_positions(
-    sent_tokens: int, our_tokens: int, size: int, theirs: Mapping[int, int], ours: Mapping[int, int]
-) -> list[int]:
+def _common_positions(sent_tokens: int, our_tokens: int, size: int, theirs: range, ours: range) -> range:
     """Positions that both sides hold with the same number of tokens in the block (BLK-4)."""
     # Blocks that are full on both sides are alike; a last block in part only if the requests are equally long.
     alike = -(-our_tokens // size) if sent_tokens == our_tokens else min(sent_tokens, our_tokens) // size
-    return [position for position in sorted(theirs.keys() & ours.keys()) if position < alike]
+    first = max(theirs.start, ours.start)
+    return range(first, max(first, min(theirs.stop, ours.stop, alike)))
 
 
 def _larger_blocks(
-    values: npt.NDArray[np.uint64], start: int, block_size: int, size: int, num_tokens: int
-) -> dict[int, int]:
-    """The checksums of blocks of `size` tokens, by position, of which every token is summed (DEF-6)."""
-    per_block, end = size // block_size, -(-num_tokens // block_size)
-    found = {}
-    for position in range(start // per_block, -(-(start + len(values)) // per_block)):
-        first, stop = position * per_block, (position + 1) * per_block
-        # What ends the request may be less than a whole block.
-        stop = min(stop, max(end, first + 1))
-        if start <= first and stop <= start + len(values):
-            found[position] = int(values[first - start : stop - start].sum(dtype=np.uint64))
-    return found
+    values: Uint64Array, start: int, block_size: int, size: int, num_tokens: int
+) -> tuple[int, Uint64Array]:
+    """The checksums of consecutive blocks of `size` tokens of which every token is summed (DEF-6).
+
+    Returns the position of the first, and uint64 [blocks].
+    """
+    per_block, count = size // block_size, len(values)
+    position = -(-start // per_block)
+    # Whole arrays, since an engine's thread does this for every load: offsets into values of each block's first
+    # part and of the end of its last. P says its start and block size, which may be too large for an array: beyond
+    # the values' end one offset is as good as another.
+    step, end = min(per_block, count + 1), max(0, min(-(-num_tokens // block_size) - start, count + 1))
+    first = np.arange(min(position * per_block - start, count), count, step)
+    # What ends the request may be less than a whole block.
+    stop = np.minimum(first + step, np.maximum(end, first + 1))
+    whole = stop <= count
+    upto = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(values, dtype=np.uint64)))
+    return position, upto[stop[whole]] - upto[first[whole]]

@@ -31,11 +31,29 @@ _NONE = -1
 
 
 class _Table:
-    """The kept sums of one group by block id: `values` int64 [blocks] on the device, `positions` on the host."""
+    """The kept sums of one group by block id: `positions` int64 [blocks] on the host, values on the device."""
 
     def __init__(self, num_blocks: int, device: torch.device) -> None:
-        self.values = torch.zeros(num_blocks, dtype=torch.int64, device=device)
         self.positions = np.full(num_blocks, _NONE, dtype=np.int64)
+        self._device = device
+        self._values = torch.zeros(num_blocks, dtype=torch.int64, device=device)
+
+    def take(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
+        """A copy of the values of these blocks."""
+        # A few numbers on the host: numpy takes them several times faster than torch, which may ask other threads.
+        if self._device.type == "cpu":
+            return torch.from_numpy(self._values.numpy()[ids])
+        return self._values[self._on_device(ids)]
+
+    def put(self, ids: npt.NDArray[np.int64], values: torch.Tensor) -> None:
+        """Keep the values of these blocks."""
+        if self._device.type == "cpu":
+            self._values.numpy()[ids] = values.numpy()
+        else:
+            self._values[self._on_device(ids)] = values
+
+    def _on_device(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(ids).pin_memory().to(self._device, non_blocking=True)
 
 
 class KeptSums:
@@ -58,14 +76,24 @@ class KeptSums:
         positions = np.arange(blocks.start, blocks.start + len(ids))
         full = (positions + 1) * blocks.block_size <= blocks.tokens_to_sum
         known = full & (table.positions[ids] == positions)
-        values = table.values[self._on_device(ids)] if known.any() else torch.zeros_like(table.values[: len(ids)])
+        if not known.any():
+            values = read(blocks)
+            self._keep(table, ids[full], positions[full], values)
+            return values
+        values = table.take(ids)
         for first, stop in _runs(~known):
-            part = read(_cut(blocks, first, stop))
-            values[first:stop] = part
-            stop = first + int(full[first:stop].sum())
-            table.values[self._on_device(ids[first:stop])] = part[: stop - first]
-            table.positions[ids[first:stop]] = positions[first:stop]
+            values[first:stop] = part = read(_cut(blocks, first, stop))
+            own = slice(first, first + int(full[first:stop].sum()))
+            self._keep(table, ids[own], positions[own], part)
         return values
+
+    @staticmethod
+    def _keep(
+        table: _Table, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], values: torch.Tensor
+    ) -> None:
+        """Of blocks whose values begin with those of these full ones."""
+        table.put(ids, values[: len(ids)])
+        table.positions[ids] = positions
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """The engine writes these blocks: what was kept of them is of their past."""
@@ -82,10 +110,6 @@ class KeptSums:
         if key not in self._tables:
             self._tables[key] = _Table(self._num_blocks, self._device)
         return self._tables[key]
-
-    def _on_device(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
-        host = torch.from_numpy(ids)
-        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
 
 
 def written_blocks(plan: StepPlan, group_id: int, block_size: int) -> set[int]:
