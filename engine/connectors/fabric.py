@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -188,9 +189,14 @@ class Fabric:
         mailbox.clear()
         return taken
 
-    def take_received(self, engine_id: str, rank: int | None = None) -> frozenset[str]:
-        """Loads of this engine whose completion notice has arrived at a rank (None: at all), once each."""
-        return self._take(self._peers[engine_id].received, rank)
+    def take_received(
+        self, engine_id: str, rank: int | None = None, of: AbstractSet[str] | None = None
+    ) -> frozenset[str]:
+        """Loads of this engine whose completion notice has arrived at a rank (None: at all), once each.
+
+        `of` leaves all other loads for who asks for them.
+        """
+        return self._take(self._peers[engine_id].received, rank, of)
 
     def take_sent(self, engine_id: str, rank: int | None = None) -> frozenset[str]:
         """Requests of this engine that a consumer says it has read, to a rank (None: to all), once each."""
@@ -209,9 +215,11 @@ class Fabric:
         return [hold.why for holds in waiting for hold in holds if not hold.until()]
 
     @staticmethod
-    def _take(mailboxes: tuple[set[str], ...], rank: int | None) -> frozenset[str]:
+    def _take(mailboxes: tuple[set[str], ...], rank: int | None, of: AbstractSet[str] | None = None) -> frozenset[str]:
         opened = mailboxes if rank is None else (mailboxes[rank],)
         taken = frozenset(set.intersection(*opened))
+        if of is not None:
+            taken &= of
         for mailbox in opened:
             mailbox -= taken
         return taken

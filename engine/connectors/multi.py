@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
 from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.connectors.base import Carrier, LoadSpec, SchedulerConnector, TransferResults, WorkerConnector
-from engine.connectors.fabric import Fabric
+from engine.connectors.fabric import Fabric, Window
 from engine.request import Request
 
 
@@ -147,6 +147,31 @@ def _together(results: Sequence[TransferResults]) -> TransferResults:
     )
 
 
+class _OwnLoads:
+    """The fabric as one of several connectors sees it: it hears of loads that it has begun, and of no other.
+
+    A connector may have to do something when its load has arrived, and does not know another's.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._own: dict[str, set[str]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fabric, name)
+
+    def post(self, engine: str, source_engine: str, request_id: str, *what: Any, **more: Any) -> None:
+        self._own.setdefault(engine, set()).add(request_id)
+        self._fabric.post(engine, source_engine, request_id, *what, **more)
+
+    def open_window(self, window: Window) -> None:
+        self._own.setdefault(window.engine, set()).add(window.request_id)
+        self._fabric.open_window(window)
+
+    def take_received(self, engine_id: str, rank: int | None = None) -> frozenset[str]:
+        return self._fabric.take_received(engine_id, rank, self._own.get(engine_id, frozenset()))
+
+
 class MultiConnector:
     """Builds both sides of several connectors. `parts` are factories; it moves KV as the one that transfers does."""
 
@@ -163,4 +188,4 @@ class MultiConnector:
         return MultiScheduler([part.scheduler(config, clock) for part in self._parts])
 
     def worker(self, config: EngineConfig, memory: KVMemory, fabric: Fabric) -> MultiWorker:
-        return MultiWorker([part.worker(config, memory, fabric) for part in self._parts])
+        return MultiWorker([part.worker(config, memory, cast(Fabric, _OwnLoads(fabric))) for part in self._parts])

@@ -110,10 +110,10 @@ def test_a_memory_that_begins_again_holds_nothing_and_may_have_another_shape() -
     prompt = tuple(range(20))
     oracle = ProvenanceOracle(history, *views, {"r1": prompt})
     oracle.attach(seams)
-    seams.emit(Forward("d", "r1", 0, prompt, (1, 2)))
-    seams.emit(Forward("d", "r1", 20, (7,), (1, 2)))
+    seams.emit(Forward("d", "r1", 0, prompt, (1, 2), {0: (1, 2)}))
+    seams.emit(Forward("d", "r1", 20, (7,), (1, 2), {0: (1, 2)}))
     assert [line["foreign"] for line in find_all(history.lines, "oracle.read")] == [[]]
     memory = KVMemory(new)
     oracle.begin_again("d", memory)
-    seams.emit(Forward("d", "r1", 20, (7,), (1,)))
+    seams.emit(Forward("d", "r1", 20, (7,), (1,), {0: (1,)}))
     assert find_all(history.lines, "oracle.read")[-1]["foreign"] == list(prompt)
