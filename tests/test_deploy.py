@@ -32,12 +32,16 @@ def test_prometheus_asks_both_engines_where_they_answer(root, services):
     assert mounted == ["prometheus.yml", *config["rule_files"]]
 
 
-def test_what_starts_by_default_publishes_nothing(services):
-    """The control channel is on in this rig: nothing of it may be reached from outside."""
-    for name, service in services.items():
-        if not service.get("profiles"):
-            assert "ports" not in service, name
-            assert service["networks"] == ["kv"], name
+def test_what_has_a_control_channel_publishes_nothing(root, services):
+    """Whoever holds its token can change KV: nothing of this rig may be reached from outside."""
+    (default,) = [line for line in (root / ".env").read_text().splitlines() if line.startswith("COMPOSE_PROFILES=")]
+    started = [name for name, service in services.items() if default.partition("=")[2] in service["profiles"]]
+    assert started == ["producer", "consumer", "proxy", "runner"]
+    controlled = [name for name, service in services.items() if "--control" in service.get("command", "")]
+    assert controlled == ["producer", "consumer", "proxy"]
+    for name in started:
+        assert "ports" not in services[name], name
+        assert services[name]["networks"] == ["kv"], name
 
 
 def test_every_port_is_published_on_loopback_only(services):
