@@ -67,7 +67,7 @@ selftest: $(STAMP)  ## Plant bugs, and prove that each of them is noticed
 gpu-check: $(STAMP)  ## Check and time the Triton kernel, on a machine with a GPU (minutes)
 	$(BIN)/python -m harness.bench.gpu_check $(ARGS)
 
-nightly: $(STAMP)  ## Run every scenario on a fresh seed, the self-test and the canary; SEED=n picks the seed
+nightly: $(STAMP)  ## Run every scenario on a fresh seed, the self-test, the canary and every pair of engines; SEED=n picks the seed
 	JOBS=$(JOBS) .ci/nightly
 
 lint: $(STAMP)  ## Check style, formatting, types and the arrows between packages

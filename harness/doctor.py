@@ -39,6 +39,7 @@ cuda = torch.cuda.is_available()
 names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if cuda else []
 print(json.dumps({"version": torch.__version__, "devices": names, "built": torch.version.cuda}))
 """
+_TRY_COMPILED = "from kernels import paths; print(paths.why_not_compiled() or '')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def examine() -> Iterator[Check]:
     yield from packages()
     yield dependencies()
     yield from torch_and_cuda()
+    yield compiled()
     yield nixl()
     yield docker()
     yield traffic_control()
@@ -119,6 +121,16 @@ def torch_and_cuda() -> Iterator[Check]:
     else:
         why = "this torch is built without CUDA" if about["built"] is None else "torch sees no CUDA device"
         yield Check("cuda", False, False, why, "nothing: engines run on the CPU; --device cuda needs a GPU")
+
+
+def compiled() -> Check:
+    """Sums in host memory are compiled: without numba, or with one for another numpy, torch sums, and takes longer."""
+    done = _try([sys.executable, "-c", _TRY_COMPILED])
+    why = _last_line(done) if done is None or done.returncode else done.stdout.strip()
+    if not why:
+        return Check("compiled", True, False, f"numba {_version('numba')}")
+    advice = "pip install numba, in a version for this numpy"
+    return Check("compiled", False, False, f"not there, so torch sums: {why.splitlines()[0][:200]}", advice)
 
 
 def nixl() -> Check:

@@ -15,6 +15,7 @@ from engine.config import PRESETS
 from engine.errors import InputError, KVChaosError
 from harness.commands.options import json_output, runs_dir_option
 from harness.commands.output import printing
+from harness.interrupts import signals_interrupt
 from harness.overhead.design import DEFAULT_LENGTHS, Design, Kind, Load
 from harness.overhead.routes import DEFAULT_SWITCH, check_url, for_kind, switched, two_servers
 
@@ -44,9 +45,15 @@ _whom = _group(
     click.option("--producer-url", metavar="URL", help="With --url: the producer, for what its counters say of costs."),
     click.option("--consumer-url", metavar="URL", help="With --url: the consumer, likewise."),
     click.option("--served-model", default="kvchaos", show_default=True, help="The model that requests name."),
-    click.option("--timeout", type=click.IntRange(1), default=600, show_default=True, help="Seconds; then it failed."),
     click.option(
-        "--model", type=click.Choice(sorted(PRESETS)), default="tiny", show_default=True, help="Of own engines."
+        "--timeout", type=click.IntRange(1), default=600, show_default=True, help="Seconds; then a request failed."
+    ),
+    click.option(
+        "--model",
+        type=click.Choice(sorted(PRESETS)),
+        default="tiny",
+        show_default=True,
+        help="Of own engines: small, tiny or tiny-shared.",
     ),
     click.option("--chunk", type=click.IntRange(1), default=512, show_default=True, help="Tokens a step, own engines."),
 )
@@ -71,15 +78,21 @@ _what = _group(
         show_default=True,
         help="low: one request in flight; high: arrivals near saturation. May be given again.",
     ),
-    click.option("--output-tokens", type=click.IntRange(1), default=4, show_default=True),
-    click.option("--requests", type=click.IntRange(1, 64), default=4, show_default=True, help="A slot at high load."),
+    click.option("--output-tokens", type=click.IntRange(1), default=4, show_default=True, help="Of each request."),
+    click.option(
+        "--requests", type=click.IntRange(1, 64), default=4, show_default=True, help="In a slot at high load."
+    ),
     click.option("--utilisation", type=float, default=80, show_default=True, help="High load, % of capacity."),
 )
 _how_long = _group(
     click.option("--margin", type=float, default=1, show_default=True, help="No difference: % of the median TTFT."),
     click.option("--time-limit", type=click.IntRange(1), default=2400, show_default=True, help="Seconds, all cells."),
-    click.option("--min-blocks", type=click.IntRange(2), default=8, show_default=True, help="Of each cell."),
-    click.option("--max-blocks", type=click.IntRange(2), default=400, show_default=True, help="Of each cell."),
+    click.option(
+        "--min-blocks", type=click.IntRange(2), default=8, show_default=True, help="Of each cell, without warm-up."
+    ),
+    click.option(
+        "--max-blocks", type=click.IntRange(2), default=400, show_default=True, help="Of each cell, without warm-up."
+    ),
     click.option(
         "--warmup-blocks", type=click.IntRange(0), default=1, show_default=True, help="Of each cell, dropped."
     ),
@@ -130,7 +143,7 @@ def _run(run_dir: Path, design: Design, options: dict[str, Any], now: datetime) 
     from harness.overhead.session import run_study
 
     keep_design(run_dir, design, ["kvchaos", *sys.argv[1:]], now)
-    with ExitStack() as stack:
+    with signals_interrupt(), ExitStack() as stack:
         setting = _setting(options, design, stack)
         outcome = run_study(design, setting, run_dir, lambda line: click.echo(line, err=True))
     return finished(run_dir, design, outcome), outcome.failure

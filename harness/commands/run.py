@@ -19,6 +19,7 @@ from harness.commands.finish import finish
 from harness.commands.options import json_output, runs_dir_option, scenario_paths
 from harness.commands.output import printing
 from harness.errors import PlanError
+from harness.interrupts import signals_interrupt
 from harness.plan import Cell, plan_cells
 from harness.rundir import Options, create
 from harness.runner import run_cells
@@ -98,7 +99,7 @@ def run(
         runs_dir, options, [cell.id for cell in planned], shard, ["kvchaos", *sys.argv[1:]], datetime.now(UTC)
     )
     started = time.perf_counter()
-    with _progress(len(cells)) as advance:
+    with signals_interrupt(), _progress(len(cells)) as advance:
         finished, _ = run_cells(cells, target, run_dir, jobs, advance)
     took = time.perf_counter() - started
     if not as_json:

@@ -99,7 +99,13 @@ def serve() -> None:
 @host_option
 @port_option
 @click.option("--peer", "peers", multiple=True, metavar="ID=URL", help="An engine to read KV from; may be given again.")
-@click.option("--model", type=click.Choice(sorted(PRESETS)), default="tiny", show_default=True)
+@click.option(
+    "--model",
+    type=click.Choice(sorted(PRESETS)),
+    default="tiny",
+    show_default=True,
+    help="NIXL moves the KV of small, tiny and tiny-shared.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the weights.")
 @click.option("--block-size", type=click.IntRange(1, 1024), default=16, show_default=True)
 @click.option("--num-blocks", type=click.IntRange(2, 1_000_000), default=256, show_default=True)

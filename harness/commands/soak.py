@@ -9,6 +9,7 @@ import click
 
 from harness.commands.options import json_output
 from harness.commands.output import printing
+from harness.interrupts import signals_interrupt
 
 
 @click.command()
@@ -30,7 +31,8 @@ def soak(requests: int, concurrency: int, fault_rate: int, warm: int, seed: int,
     from harness.soak import SoakPlan  # torch takes its second, and --help must not wait for it
     from harness.soak import soak as run
 
-    result = run(SoakPlan(requests, concurrency, fault_rate, warm, seed, deadline))
+    with signals_interrupt():
+        result = run(SoakPlan(requests, concurrency, fault_rate, warm, seed, deadline))
     with printing():
         if as_json:
             click.echo(json.dumps(asdict(result)))

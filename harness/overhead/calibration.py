@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine.errors import InputError
+from harness.overhead.blocks import StatisticsError
 from harness.overhead.calibrate import Case, all_cases, noise_of, stopping_noise
 from harness.overhead.choices import Choice, choices
+from harness.overhead.design import Kind
 from harness.overhead.error_rates import rate_interval
 from harness.overhead.rows import Row
 from harness.overhead.stats import cells_of, estimate
@@ -59,6 +61,8 @@ def calibrate(rows: Sequence[Row], margin: float, most: int, compare: bool = Tru
     Raises:
         StatisticsError: a cell has too few blocks, or the rows are no A/A study.
     """
+    if others := {row.study for row in rows} - {str(Kind.AA)}:
+        raise StatisticsError(f"rows of a study {min(others)!r}: record A/A rows, with `kvchaos overhead --aa`")
     cells = cells_of(rows)
     found = choices(stopping_noise(noise_of(rows, cells[0]), margin)) if compare and cells else []
     return Calibration(

@@ -34,7 +34,7 @@ class Load(StrEnum):
 
 
 class Kind(StrEnum):
-    """What differs between the arms: the checksums; nothing; or a delay of known size and no checksums."""
+    """What differs between the arms: the checksums; nothing; or the checksums and a delay of known size."""
 
     OVERHEAD = "overhead"
     AA = "aa"

@@ -69,7 +69,8 @@ class Told:
 
 def finished(run_dir: Path, design: Design, outcome: Outcome) -> Told:
     """Judge what a study measured, and add to `study.json` how it went."""
-    judged = judge_rows(outcome.rows, design.margin, outcome.accounts)
+    cells = [cell.id for cell in design.cells]
+    judged = judge_rows(outcome.rows, design.margin, outcome.accounts, cells)
     study = json.loads((run_dir / STUDY_FILE).read_text(encoding="utf-8"))
     study |= {"capacity": outcome.capacity, "stopped": outcome.stops, "interrupted": outcome.interrupted}
     _write(run_dir, study | {"costs": {cell: asdict(found) for cell, found in judged.explanations.items()}})
@@ -141,7 +142,7 @@ def print_study(run_dir: Path, told: Told, console: Console) -> None:
     for cell, why in judged.not_judged.items():
         console.print(f"{cell}: not judged: {why}", soft_wrap=True)
     if not judged.estimates and not judged.not_judged:
-        console.print("No block has begun: there is nothing to judge.")
+        console.print("No block beyond warm-up: there is nothing to judge.")
     for line in calibration_lines():
         console.print(line, soft_wrap=True)
     console.print(f"\nReport: {run_dir / HTML_FILE}", soft_wrap=True)

@@ -7,13 +7,9 @@ not judged, and nothing is lost.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from engine.errors import KVChaosError
 from harness.overhead.accounts import Accounts
@@ -70,7 +66,7 @@ def run_study(design: Design, setting: Setting, run_dir: Path, say: Callable[[st
     Raises:
         InputError: the rows cannot be written.
     """
-    with RowsFile(run_dir / ROWS_FILE) as file, _sigterm_interrupts():
+    with RowsFile(run_dir / ROWS_FILE) as file:
         began: list[Study] = []
         interrupted, failure, accounts = False, None, None
 
@@ -96,12 +92,18 @@ def run_study(design: Design, setting: Setting, run_dir: Path, say: Callable[[st
     return Outcome(tuple(study.rows), study.capacity, stops, accounts, interrupted, failure)
 
 
-def judge_rows(rows: Sequence[Row], margin: float, accounts: Accounts | None = None) -> Judged:
-    """Estimate every cell of these rows. A cell that cannot be judged says why, and the others are."""
+def judge_rows(
+    rows: Sequence[Row], margin: float, accounts: Accounts | None = None, cells: Sequence[str] = ()
+) -> Judged:
+    """Estimate every cell of these rows, and of `cells`. One that cannot be judged says why, and the others are."""
     estimates: list[Estimate] = []
     not_judged: dict[str, str] = {}
     explanations: dict[str, Explanation] = {}
-    for cell in cells_of(rows):
+    counted = cells_of(rows)
+    if counted:
+        left = dict.fromkeys((*cells, *(row.cell for row in rows)))
+        not_judged |= {cell: "no block beyond warm-up: it takes more time" for cell in left if cell not in counted}
+    for cell in counted:
         try:
             found = estimate(rows, cell, margin)
         except StatisticsError as error:
@@ -119,17 +121,3 @@ def _enough(design: Design) -> Callable[[Sequence[Row], Cell], bool]:
         return is_precise(rows, cell.id, design.margin)
 
     return enough
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Docker stops a container with SIGTERM, also after Ctrl-C at `docker compose up`: it means the same."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

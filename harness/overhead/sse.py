@@ -46,7 +46,7 @@ class Reading:
             self.tokens += count
         load = event.get("kv_load")
         if isinstance(load, dict):
-            self.verdict = str(load.get("verdict", ""))
+            self.verdict = one_line(str(load.get("verdict", "")))
         if event.get("error") is not None:
             self.error = self.error or error_of(event)
 
@@ -74,8 +74,8 @@ def error_of(body: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """At most 200 characters, without line breaks: a row is a line."""
-    return " ".join(text.split())[:200]
+    """At most 200 characters, without line breaks, and such as a file can hold (JSON may name half a character)."""
+    return " ".join(text.split())[:200].encode(errors="backslashreplace").decode()
 
 
 def _tokens_in(event: dict[str, Any]) -> int:

@@ -201,12 +201,14 @@ def _compared(name: str, unit: str, found: Sequence[tuple[float, float]], seed: 
 
 
 def _throughputs(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """(A, B - A) of each block with all four slots: output tokens of a slot by the time from its start to its end."""
+    """(A, B - A) of each block that was sent in full: output tokens of a slot by the time from its start to its end."""
     slots: dict[int, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         slots[row.block][row.slot].append(row)
     found = []
     for block in slots.values():
+        if len({len(slot) for slot in block.values()}) > 1:  # interrupted: the load of its last slot was another
+            continue
         arms: dict[str, list[float]] = {ARM_OFF: [], ARM_ON: []}
         for slot in block.values():
             took = max(row.end_s for row in slot) - min(row.intended_s for row in slot)

@@ -36,7 +36,7 @@ def alone(tools):
     return tools.serve(PROMPTS, max_batched_tokens=256, max_num_seqs=1, prefix_caching=False)
 
 
-@pytest.mark.req("VER-6")
+@pytest.mark.req("VER-6", "CLM-2")
 def test_with_checksums_enforced_every_load_is_verified_and_every_token_right(tools, new_world, alone):
     world = new_world("enforce", seed=1)
     answers = world.run(PROMPTS)
@@ -49,6 +49,7 @@ def test_with_checksums_enforced_every_load_is_verified_and_every_token_right(to
         assert tools.blocks_in_use(engine) == 0
 
 
+@pytest.mark.req("CLM-2")
 def test_with_checksums_off_the_tokens_are_the_same(new_world, alone):
     answers = new_world("off", seed=2, consumer={"layout": "NHD"}).run(PROMPTS)
     assert {name: answer.token_ids for name, answer in answers.items()} == alone[0]

@@ -45,6 +45,7 @@ def test_this_machine_can_run_kvchaos() -> None:
         "dependencies",
         "torch",
         "cuda",
+        "compiled",
         "nixl",
         "docker",
         "links",
@@ -135,6 +136,31 @@ def test_cuda(answers: Answers, about: dict[str, object], ok: bool, found: str) 
     torch, cuda = doctor.torch_and_cuda()
     assert torch.ok
     assert (cuda.ok, cuda.required, cuda.found) == (ok, False, found)
+
+
+@pytest.mark.parametrize(
+    ("said", "ok", "found"),
+    [
+        (done("\n"), True, "numba 0.66.0"),
+        (done("ImportError: Numba needs NumPy 2.2\nor less\n"), False, "ImportError: Numba needs NumPy 2.2"),
+        (done(stderr="Traceback\nModuleNotFoundError: torch", code=1), False, "ModuleNotFoundError: torch"),
+        (done(code=-11), False, "it ends with -11"),
+        (None, False, "it cannot be started, or does not end within 60 s"),
+    ],
+)
+def test_the_compiled_path(
+    answers: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    said: subprocess.CompletedProcess[str] | None,
+    ok: bool,
+    found: str,
+) -> None:
+    answers(why_not_compiled=said)
+    monkeypatch.setattr(doctor, "_version", {"numba": "0.66.0"}.get)
+    check = doctor.compiled()
+    assert (check.ok, check.required) == (ok, False)
+    assert check.found == (found if ok else f"not there, so torch sums: {found}")
+    assert ok or "numba" in check.advice
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,16 @@ def test_ctrl_c(kvchaos: Callable[..., Any], root: Path, tmp_path: Path, jobs: i
     assert kvchaos("analyze", run_dir).code == 130
 
 
+def test_sigterm_keeps_what_has_finished(root: Path, tmp_path: Path) -> None:
+    """To the one process, as `kill` and whatever cancels a job send it."""
+    process = start("run", root / "scenarios" / "smoke", "--json", cwd=tmp_path)
+    wait_for(process, "runs/*/*/cells/*", tmp_path)
+    process.terminate()
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (130, "")
+    assert json.loads(out)["interrupted"] is True
+
+
 def test_kill_9_leaves_no_process_and_no_pretence(kvchaos: Callable[..., Any], root: Path, tmp_path: Path) -> None:
     process = start("run", root / "scenarios" / "smoke", "--jobs", 2, cwd=tmp_path)
     wait_for(process, "runs/*/*/cells/*/history.jsonl", tmp_path)

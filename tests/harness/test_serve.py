@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ import httpx
 import pytest
 
 from engine.checksum.policy import ChecksumSettings
-from engine.config import EngineConfig
+from engine.config import PRESETS, EngineConfig, preset
 from engine.connectors.nixl_peers import PeerError
 from engine.errors import StartupError
+from engine.groups import kv_groups
 from engine.request import Request
 from harness import serve
 from harness.serve import EngineHost, ServeOptions, peer_fetcher
@@ -172,3 +174,14 @@ def test_the_transport_of_a_local_server_is_local(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("UCX_NET_DEVICES", "eth7")
     serve._keep_transport_local(host_name)
     assert serve.os.environ["UCX_NET_DEVICES"] == "eth7"
+
+
+@pytest.mark.parametrize("command", [("serve", "engine"), ("overhead",)])
+def test_the_help_names_the_models_whose_kv_nixl_moves(kvchaos: Callable[..., Any], command: tuple[str, ...]) -> None:
+    def is_moved(name: str) -> bool:
+        first, *others = kv_groups(preset(name))
+        return not others and first.num_parts == 2 and not first.is_state
+
+    said = " ".join(kvchaos(*command, "--help").out.split()).replace("- ", "-")
+    *some, last = sorted(filter(is_moved, PRESETS))
+    assert re.search(rf"{', '.join(some)} (and|or) {last}\.", said)

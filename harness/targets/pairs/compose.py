@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,20 +76,25 @@ class Project:
     def _run(self, arguments: Sequence[str], timeout_s: float) -> None:
         """In a session of its own: Ctrl-C is for this process, which then takes everything down."""
         what = f"docker compose {arguments[0]}"
-        try:
-            done = subprocess.run(
-                [*self._command, *arguments],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                env=self._environment,
-                timeout=timeout_s,
-                start_new_session=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise PairError(f"{what} does not end within {timeout_s:.0f} s") from None
-        if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise PairError(f"{what} failed: {said[-1] if said else f'it ended with {done.returncode}'}")
+        with subprocess.Popen(
+            [*self._command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=self._environment,
+            start_new_session=True,
+        ) as process:
+            try:
+                printed, complained = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                raise PairError(f"{what} does not end within {timeout_s:.0f} s") from None
+            finally:
+                if process.poll() is None:
+                    # Compose is a process that `docker` has started: it would go on while the guard takes things down.
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        if process.returncode:
+            said = (complained or printed).strip().splitlines()
+            raise PairError(f"{what} failed: {said[-1] if said else f'it ended with {process.returncode}'}")

@@ -48,12 +48,12 @@ class LocalPair(Pair):
             ],
             PROXY: ["proxy", "--producer", producer, "--consumer", consumer],
         }
-        self._servers = {
-            name: self._spawn(name, tuple(command), ports[index], ports[index + 3])
-            for index, (name, command) in enumerate(commands.items())
-        }
-        self.processes = self._signals = SignalledProcesses({n: server.process for n, server in self._servers.items()})
+        self._servers: dict[str, _Server] = {}
+        self.processes = self._signals = SignalledProcesses({})
         try:
+            for index, (name, command) in enumerate(commands.items()):
+                self._servers[name] = self._spawn(name, tuple(command), ports[index], ports[index + 3])
+                self._signals.took_over(name, self._servers[name].process)
             super().__init__({name: server.endpoint for name, server in self._servers.items()}, self._token.encode())
         except BaseException:
             self._end_processes()

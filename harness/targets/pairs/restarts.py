@@ -52,9 +52,13 @@ class Restarts:
 
     def join(self) -> None:
         """Wait for what is being started. Raises LeverError if it does not come up."""
-        self._pool.shutdown()
+        self.close()
         for side, starting in self._starting.items():
             _check(side, starting)
+
+    def close(self) -> None:
+        """Wait, whatever comes of it: who ends the pair after this must not leave behind what starts meanwhile."""
+        self._pool.shutdown()
 
     def _start(self, side: Side, config: EngineConfig) -> None:
         self._pair.revive({side})

@@ -75,7 +75,10 @@ class _Competitors:
         return request_id in self.finished
 
     def _run(self, prompt: Prompt) -> None:
-        self.send(prompt)
+        try:
+            self.send(prompt)
+        except httpx.HTTPError:  # a producer that a fault has killed or stopped, and a prefill that never finishes
+            return
         self.finished.add(prompt.request_id)
 
 
@@ -121,6 +124,7 @@ class PairRun:
                 thread.join(_REQUEST_S)
             quiet = self._wait_until_quiet(0.0 if restarts.any else _LEASES_S)
         finally:
+            restarts.close()
             self._client.close()
         now, broken = self._pair.dispatcher.now, self._pair.dispatcher.error
         self._pair.dispatcher.begin(Seams(), gone=self._pair.killed)

@@ -59,6 +59,7 @@ def test_an_event_without_a_token_is_not_the_first_one(
         ((b"data: <html>\n\n",), "an event is no JSON object: <html>"),
         ((b'data: [1]\n\ndata: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n',), "an event is no JSON object: [1]"),
         ((b'data: {"choices": [{"text": "a"}]}\n\n', b'data: {"error": {"message": "gone\\naway"}}\n\n'), "gone away"),
+        ((b'data: {"error": "half \\ud83d"}\n\n',), "half \\ud83d"),
     ],
 )
 def test_a_stream_that_is_no_good(

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.overhead import arrivals, session, study
+from harness.overhead import arrivals, pair, session, study
 from harness.overhead.client import make_client
 from harness.overhead.design import Kind
-from harness.overhead.pair import PairSettings
+from harness.overhead.pair import OwnPair, PairSettings
 from harness.overhead.present import exit_code
 from harness.overhead.rows import Row, RowsFile, read_rows
 from harness.overhead.session import Judged, judge_rows
@@ -59,9 +59,10 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instant]:
     monkeypatch.setattr(session, "make_client", lambda timeout_s: make_client(timeout_s, transport))
     monkeypatch.setattr(arrivals, "pause", lambda seed, shortest_s: 0.0)
     monkeypatch.setattr(study, "_LEAD_S", 0.0)
-    before = signal.getsignal(signal.SIGTERM)
+    before, hangup = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
     yield transport
     assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGHUP) is hangup
 
 
 def test_a_study_leaves_its_rows_and_says_what_it_found(kvchaos: Callable[..., Any], instant: Instant) -> None:
@@ -86,7 +87,7 @@ def test_the_rows_can_be_judged_again(kvchaos: Callable[..., Any], instant: Inst
     assert instant.count == 2 + 4 * (8 + 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_keeps_the_rows_and_judges_them(
     kvchaos: Callable[..., Any], instant: Instant, number: signal.Signals
 ) -> None:
@@ -102,13 +103,46 @@ def test_an_interrupt_keeps_the_rows_and_judges_them(
     assert json.loads(Path("runs/overhead/latest/study.json").read_text())["interrupted"] is True
 
 
+def test_sigterm_ends_a_study_that_a_script_left_in_the_background(
+    kvchaos: Callable[..., Any], instant: Instant
+) -> None:
+    """Its shell has it ignore SIGINT."""
+    instant.interrupt_at = (2 + 4 * 10 + 2, signal.SIGTERM)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        done = kvchaos("overhead", *QUICK, "--time-limit", "600", "--margin", "0.0001", "--json")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.code == 130
+    assert done.json["cells"][0]["blocks"] == 9
+
+
+def test_a_signal_while_the_servers_start_ends_them_too(
+    kvchaos: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    class Starting(OwnPair):
+        def _start(self, name: str, arguments: list[str]) -> str:
+            signal.raise_signal(signal.SIGTERM)
+            return "http://127.0.0.1:9"
+
+        def _end(self) -> None:
+            ended.append("ended")
+            super()._end()
+
+    monkeypatch.setattr(pair, "OwnPair", Starting)
+    assert kvchaos("overhead", "--length", "40", "--load", "low").code == 130
+    assert ended == ["ended"]
+
+
 def test_an_interrupt_before_the_first_block_leaves_what_there_is(
     kvchaos: Callable[..., Any], instant: Instant
 ) -> None:
     instant.interrupt_at = (2, signal.SIGINT)
     done = kvchaos("overhead", *QUICK)
     assert done.code == 130
-    assert "No block has begun" in done.out
+    assert "No block beyond warm-up" in done.out
     assert len(read_rows(Path("runs/overhead/latest/rows.csv"))) == 1
 
 
@@ -214,6 +248,16 @@ def test_too_few_rows_are_never_a_success() -> None:
     assert exit_code(Kind.OVERHEAD, Judged((), {}, {})) == 2
     good = judge_rows(rows_with(0.0), 0.01)
     assert exit_code(Kind.OVERHEAD, replace(good, not_judged={"d": "why"})) == 2
+
+
+def test_a_cell_that_never_got_beyond_warm_up_is_not_a_success() -> None:
+    """Time was up: the cells before it are precise, and nobody knows of this one."""
+    warm = replace(row(0, 0, "A", 1.0), cell="d", warmup=1)
+    judged = judge_rows([*rows_with(0.0), warm], 0.01, cells=["c", "d", "e"])
+    assert [found.cell for found in judged.estimates] == ["c"]
+    assert judged.not_judged == dict.fromkeys("de", "no block beyond warm-up: it takes more time")
+    assert exit_code(Kind.OVERHEAD, judged) == 2
+    assert set(judge_rows([*rows_with(0.0), warm], 0.01).not_judged) == {"d"}
 
 
 def test_the_own_pair_holds_what_the_study_sends_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,12 @@ def test_stopping_noise_stops_after_some_tens_of_blocks(quiet):
 def test_too_few_blocks_are_no_noise(synthetic):
     with pytest.raises(StatisticsError, match="15 blocks to draw from"):
         noise_of(synthetic.study(15), synthetic.CELL)
+
+
+def test_rows_with_checksums_are_no_noise(synthetic):
+    rows = [replace(row, study="overhead") for row in synthetic.study(20)]
+    with pytest.raises(StatisticsError, match="rows of a study 'overhead': record A/A rows"):
+        calibration.calibrate(rows, MARGIN, most=8)
 
 
 def test_the_median_of_the_recording_is_one(synthetic):

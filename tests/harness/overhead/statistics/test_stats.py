@@ -244,6 +244,19 @@ def test_secondary_figures_have_known_values(synthetic):
     assert itl.interval.low == pytest.approx(0.002)
 
 
+def test_throughput_leaves_out_a_block_that_was_interrupted(synthetic):
+    """Its last slot had fewer requests than the others, so its load was another."""
+    rows = [
+        replace(r, prompt_id=f"{r.prompt_id}{name}", end_s=r.intended_s + 2, output_tokens=tokens)
+        for r in synthetic.study(10)
+        for name, tokens in (("x", 4), ("y", 6))
+    ]
+    cut = [r for r in rows if not (r.block == 9 and r.slot == 3 and r.prompt_id.endswith("y"))]
+    whole = [r for r in rows if r.block != 9]
+    assert estimate(cut, synthetic.CELL).secondary[2] == estimate(whole, synthetic.CELL).secondary[2]
+    assert estimate(cut, synthetic.CELL).secondary[2].a == pytest.approx(5)
+
+
 def test_cells_come_in_order_without_those_of_warm_up_alone(synthetic):
     rows = [*synthetic.block_of(0, [1.0] * 4, cell="w", warmup=1), *synthetic.block_of(0, [1.0] * 4, cell="z")]
     assert cells_of([*rows, *synthetic.study(1)]) == ("z", synthetic.CELL)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,30 @@ def test_the_guard_takes_it_down_when_the_harness_is_killed(asked: Path) -> None
     os.close(heard)
     assert process.wait(PATIENCE) == -9
     assert said.index(b" up ") < said.index(b" kill\n") < said.index(b" down ")
+
+
+def test_what_compose_does_ends_with_an_interrupt(asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`docker` runs compose as a process of its own, which must not go on alone. Nobody ever writes to `never`."""
+    held, never = tmp_path / "held", tmp_path / "never"
+    os.mkfifo(held)
+    os.mkfifo(never)
+    (tmp_path / "docker").write_text(f"#!/bin/sh\nsh -c 'exec 3>{held}; echo up >&3; cat {never}'\n")
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+
+    def interrupt() -> None:
+        select.select([reader], [], [], PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    project = Project({})
+    with pytest.raises(KeyboardInterrupt):
+        project.build("producer")
+    thread.join()
+    assert os.read(reader, 10) == b"up\n"
+    assert select.select([reader], [], [], PATIENCE)[0], "compose goes on"
+    assert os.read(reader, 10) == b""
+    os.close(reader)
 
 
 def test_the_compose_file_is_that_of_the_checkout(root: Path) -> None:

@@ -93,3 +93,14 @@ def test_one_that_does_not_come_up_is_an_error_for_whoever_asks() -> None:
         restarts.join()
     with pytest.raises(LeverError, match="no room"):
         restarts.ready("consumer")
+
+
+def test_who_gives_up_waits_for_what_is_being_started_and_not_for_its_error() -> None:
+    """Else a pair that is stopped now would not know of the process that comes up next."""
+    restarts = restarts_of(pair := FakePair())
+    pair.broken = True
+    restarts.start("consumer")
+    pair.may_start.set()
+    restarts.close()
+    with pytest.raises(LeverError, match="no room"):
+        restarts.ready("consumer")

@@ -6,10 +6,12 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
+from engine.proxy import Prompt
 from harness.targets.pairs.pair import Pair, PairError
-from harness.targets.pairs.run import _Clock
+from harness.targets.pairs.run import _Clock, _Competitors
 
 
 class Producer:
@@ -43,6 +45,18 @@ def test_one_that_runs_says_itself_whether_it_held_a_lease() -> None:
     clock, producer = clock_of(set())
     producer.runs.set()
     assert not clock.end_lease("r1")
+
+
+def test_a_competitor_that_meets_a_dead_producer_ends_and_has_not_finished() -> None:
+    """Quietly: an error that leaves a thread is a warning, and fails this test."""
+
+    def send(prompt: Prompt) -> None:
+        raise httpx.ReadError("gone")
+
+    competitors = _Competitors(send, [Prompt("c1", (1, 2), 1)])
+    assert competitors.release() == "c1"
+    competitors.threads[0].join(60)
+    assert not competitors.has_finished("c1")
 
 
 class Undone:
