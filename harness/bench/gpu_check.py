@@ -54,7 +54,7 @@ def why_not() -> str | None:
 
 def check() -> GpuCheck:
     """Check and measure, in a few minutes."""
-    import triton  # type: ignore[import-untyped]
+    import triton
 
     from harness.bench import gpu
 
