@@ -7,6 +7,7 @@ that P sends has the first carrier that any of them names for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, cast
 
@@ -168,8 +169,11 @@ class _OwnLoads:
         self._own.setdefault(window.engine, set()).add(window.request_id)
         self._fabric.open_window(window)
 
-    def take_received(self, engine_id: str, rank: int | None = None) -> frozenset[str]:
-        return self._fabric.take_received(engine_id, rank, self._own.get(engine_id, frozenset()))
+    def take_received(
+        self, engine_id: str, rank: int | None = None, of: AbstractSet[str] | None = None
+    ) -> frozenset[str]:
+        own = self._own.get(engine_id, set())
+        return self._fabric.take_received(engine_id, rank, own if of is None else own & of)
 
 
 class MultiConnector:
