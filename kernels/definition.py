@@ -6,7 +6,7 @@ written to be read, not to be fast: all arithmetic is unsigned, modulo 2**64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,30 @@ def block_checksums(
     Raises:
         ValueError: as `check_blocks`.
     """
+
+    def summand(kv: npt.NDArray[np.uint8], layer: int, head: int, first_token: int) -> int:
+        m = 2 * (layer * MAX_KV_HEADS_PER_LAYER + head) + 1
+        return m * slice_checksum(kv, first_token)
+
+    return sum_blocks(summand, kv, layer_numbers, first_head, block_size, first_token, num_tokens)
+
+
+def sum_blocks(
+    summand: Callable[[npt.NDArray[np.uint8], int, int, int], int],
+    kv: npt.NDArray[np.uint8],
+    layer_numbers: Sequence[int],
+    first_head: int,
+    block_size: int,
+    first_token: int,
+    num_tokens: int,
+) -> npt.NDArray[np.uint64]:
+    """What every version does with the slices of blocks: leave out slots that do not count, and add up.
+
+    Args:
+        summand: of a slice (uint8 [tokens, bytes_per_token]), its layer, its head and its first token.
+
+    The other arguments, the result and the errors are those of `block_checksums`.
+    """
     check_blocks(kv, layer_numbers, first_head, block_size, first_token, num_tokens)
     checksums = []
     for start in range(0, kv.shape[2], block_size):
@@ -69,8 +93,7 @@ def block_checksums(
         total = 0
         for row, layer in enumerate(layer_numbers):
             for column in range(kv.shape[1]):
-                m = 2 * (layer * MAX_KV_HEADS_PER_LAYER + first_head + column) + 1
-                total += m * slice_checksum(kv[row, column, start:stop], first_token + start)
+                total += summand(kv[row, column, start:stop], layer, first_head + column, first_token + start)
         checksums.append(total % 2**64)
     return np.array(checksums, dtype=np.uint64)
 

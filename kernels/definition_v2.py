@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kernels.definition import MAX_KV_HEADS_PER_LAYER, check_blocks
+from kernels.definition import MAX_KV_HEADS_PER_LAYER, sum_blocks
 
 GAMMA = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, odd: keys of one layer and head are this far apart."""
@@ -63,13 +63,4 @@ def block_checksums(
 
     Arguments, result and errors are those of `kernels.definition.block_checksums`.
     """
-    check_blocks(kv, layer_numbers, first_head, block_size, first_token, num_tokens)
-    checksums = []
-    for start in range(0, kv.shape[2], block_size):
-        stop = max(start, min(start + block_size, num_tokens - first_token))
-        total = 0
-        for row, layer in enumerate(layer_numbers):
-            for column in range(kv.shape[1]):
-                total += slice_checksum(kv[row, column, start:stop], layer, first_head + column, first_token + start)
-        checksums.append(total % 2**64)
-    return np.array(checksums, dtype=np.uint64)
+    return sum_blocks(slice_checksum, kv, layer_numbers, first_head, block_size, first_token, num_tokens)

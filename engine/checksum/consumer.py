@@ -116,7 +116,8 @@ class ConsumerChecksums:
             return self._count(request_id, not_checked(NotCheckedReason.NO_CARRIER))
         with self.times.measure(Stage.COMPARE):
             merge = as_summed(merge_records(pending.groups, pending.records, self._world))
-            verdict = judge_load(_of_version(pending), pending.groups, merge, self._compare_block_sizes)
+            payload = _of_version(pending.payload, pending.groups)
+            verdict = judge_load(payload, pending.groups, merge, self._compare_block_sizes)
         return self._count(request_id, verdict)
 
     def drop(self, request_id: str) -> None:
@@ -150,11 +151,8 @@ def _decode(request_id: str, text: Any, pending: _PendingLoad) -> Payload | Unve
         return UnverifiedReason.INVALID
 
 
-def _of_version(pending: _PendingLoad) -> Payload | UnverifiedReason:
+def _of_version(payload: Payload | UnverifiedReason, groups: Mapping[int, GroupBlocks]) -> Payload | UnverifiedReason:
     """What P sent, if it is of the version that the workers summed by: they may have had to guess (VER-3)."""
-    payload = pending.payload
-    if payload is None:
-        return UnverifiedReason.NO_CHECKSUMS
-    if isinstance(payload, Payload) and any(blocks.version != payload.version for blocks in pending.groups.values()):
+    if isinstance(payload, Payload) and any(blocks.version != payload.version for blocks in groups.values()):
         return UnverifiedReason.INVALID
     return payload

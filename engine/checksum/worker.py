@@ -125,10 +125,12 @@ class ChecksumWorker:
 
     def begin_step(self, plan: StepPlan) -> None:
         """Before a step writes anything: no sum of what its blocks held may be used any more."""
+        if not self._kept:
+            return
         began = time.perf_counter()
         for group_id, kept in self._kept.items():
             kept.forget(written_blocks(plan, group_id, self._groups[group_id].cache.block_size))
-        self.times.start_s += time.perf_counter() - began if self._kept else 0.0
+        self.times.start_s += time.perf_counter() - began
 
     def keep(self, groups: Mapping[int, GroupBlocks]) -> None:
         """Sum full blocks ahead of their prompt's end, as soon as they are written. Of replicas the first does."""
