@@ -17,6 +17,7 @@ import itertools
 import logging
 import time
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from locust.env import Environment
 from locust.runners import WorkerRunner
 
 from engine.errors import KVChaosError
+from harness.overhead.client import answer_of
 from harness.overhead.design import SLOTS, Cell, Design, Load, arms, prompt, prompt_id
 from harness.overhead.rows import ARM_ON, COLUMNS, Row, RowsFile
 from harness.overhead.sse import Reading, error_of, one_line
@@ -166,9 +168,7 @@ class Blocks(User):
         }
         started, sent = time.time(), time.perf_counter() - load.begun
         reading, status = self._read(load, body, request_id)
-        end = time.perf_counter() - load.begun
-        error = reading.end()
-        ttft = None if error or reading.first_s is None else reading.first_s - sent
+        answer = answer_of(reading, status, sent, sent, time.perf_counter() - load.begun)
         row = Row(
             study="overhead",
             block=block,
@@ -181,15 +181,7 @@ class Blocks(User):
             request_id=request_id,
             warmup=int(warmup),
             intended_s=sent,
-            sent_s=sent,
-            first_token_s=reading.first_s,
-            end_s=end,
-            ttft_s=ttft,
-            itl_s=reading.itl_s,
-            output_tokens=reading.tokens,
-            status=status,
-            error=error,
-            verdict=reading.verdict,
+            **asdict(answer),
         )
         load.keep(row)
         self._tell_locust(row, started)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.errors import KVChaosError
 
@@ -72,13 +73,7 @@ class BlockPool:
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest cached prefix of `hashes`."""
-        found = []
-        for block_hash in hashes:
-            block_id = self._block_of_hash.get(block_hash)
-            if block_id is None:
-                break
-            found.append(block_id)
-        return found
+        return held_prefix(hashes, self._block_of_hash)
 
     def is_cached(self, block_id: int) -> bool:
         return block_id in self._hash_of_block
@@ -98,3 +93,9 @@ def block_hashes(token_ids: Sequence[int], block_size: int) -> list[bytes]:
         parent = hashlib.sha256(parent + block.encode()).digest()
         hashes.append(parent)
     return hashes
+
+
+def held_prefix(hashes: Sequence[bytes], block_of_hash: Mapping[bytes, int]) -> list[int]:
+    """The blocks of the longest prefix of `hashes` that has some."""
+    held = itertools.takewhile(lambda block_hash: block_hash in block_of_hash, hashes)
+    return [block_of_hash[block_hash] for block_hash in held]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.blocks import NULL_BLOCK, block_hashes
+from engine.blocks import NULL_BLOCK, block_hashes, held_prefix
 from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
 from engine.clock import Clock
@@ -56,13 +56,7 @@ class HostBlocks:
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest prefix of `hashes` that is held."""
-        found = []
-        for block_hash in hashes:
-            block_id = self._block_of_hash.get(block_hash)
-            if block_id is None:
-                break
-            found.append(block_id)
-        return found
+        return held_prefix(hashes, self._block_of_hash)
 
     def add(self, hashes: Sequence[bytes]) -> list[int]:
         """Pinned blocks for as many of these prefixes as there is room for, in order; what was used last stays."""

@@ -90,17 +90,21 @@ async def ask(client: httpx.AsyncClient, clock: Clock, request: Ask) -> Answer:
                     reading.line(line, clock.now())
     except httpx.HTTPError as error:
         reading.error = one_line(f"{type(error).__name__}: {error}")
-    error_text = reading.end()
-    ttft = None if error_text or reading.first_s is None else reading.first_s - request.intended_s
+    return answer_of(reading, status, request.intended_s, sent, clock.now())
+
+
+def answer_of(reading: Reading, status: int, intended_s: float, sent_s: float, end_s: float) -> Answer:
+    """What came of a request whose stream was read to its end. TTFT counts from the intended moment."""
+    error = reading.end()
     return Answer(
-        sent_s=sent,
+        sent_s=sent_s,
         first_token_s=reading.first_s,
-        end_s=clock.now(),
-        ttft_s=ttft,
+        end_s=end_s,
+        ttft_s=None if error or reading.first_s is None else reading.first_s - intended_s,
         itl_s=reading.itl_s,
         output_tokens=reading.tokens,
         status=status,
-        error=error_text,
+        error=error,
         verdict=reading.verdict,
     )
 
