@@ -8,7 +8,7 @@ all of them, unless it is asked for one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import NamedTuple, Self
 
@@ -36,32 +36,45 @@ ChangeWatcher = Callable[[SlotChange], None]
 
 
 @dataclass(frozen=True, slots=True)
-class PeerMemory:
-    """The KV memory of an engine in another process: its shape, and by `engine` who has it.
+class GroupShape:
+    """The KV cache group of an engine that may be in another process, over all its ranks. Sizes as in `KVMemory`."""
 
-    It has one rank and one group, whose caches hold K and V.
-    """
-
-    engine: str
     num_layers: int
     num_kv_heads: int
+    num_parts: int
+    num_replicas: int
     num_blocks: int
     block_size: int
+    kernel_block_size: int
     bytes_per_token: int
 
-    num_groups = 1
-    num_replicas = 1
-    num_parts = 2
+    @classmethod
+    def of(cls, memory: KVMemory) -> Self:
+        """That of one group of an engine of this process."""
+        return cls(*(getattr(memory, field.name) for field in fields(cls)))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """The KV memory of an engine in another process: the shape of its groups, and by `engine` who has it."""
+
+    engine: str
+    groups: tuple[GroupShape, ...]
 
     @property
-    def kernel_block_size(self) -> int:
-        return self.block_size
+    def num_groups(self) -> int:
+        return len(self.groups)
 
-    def group(self, group_id: int) -> Self:
-        """The only group's."""
-        if group_id:
-            raise ValueError(f"engine {self.engine} has no KV cache group {group_id}")
-        return self
+    def group(self, group_id: int) -> GroupShape:
+        """Raises ValueError if there is none of that number."""
+        return self.groups[checked_group(group_id, self.num_groups)]
+
+
+def checked_group(group_id: int, num_groups: int) -> int:
+    """The number of a KV cache group, if an engine of so many has it. Raises ValueError otherwise."""
+    if not 0 <= group_id < num_groups:
+        raise ValueError(f"group {group_id}: the engine has {num_groups}, counted from 0")
+    return group_id
 
 
 class KVMemory:
@@ -111,9 +124,7 @@ class KVMemory:
 
     def group(self, group_id: int) -> KVMemory:
         """The memory of a group. Raises ValueError if there is none of that number."""
-        if not 0 <= group_id < len(self._groups):
-            raise ValueError(f"group {group_id}: the engine has {len(self._groups)}, counted from 0")
-        return self._groups[group_id]
+        return self._groups[checked_group(group_id, len(self._groups))]
 
     def replica(self, number: int) -> KVMemory:
         """The same memory, of one replica of each head alone. Raises ValueError if there is none of that number."""
@@ -163,15 +174,10 @@ class KVMemory:
                 for layer, head, block_id, slot in places if self._watchers else ():
                     self._changed(SlotChange(replica, layer, head, block_id, slot, self.group_id))
 
-    def layer_views(self) -> list[torch.Tensor]:
-        """Per cache [block, part, slot, kv_head, element], for a transport that moves bytes by address.
-
-        Raises:
-            ValueError: the engine has several ranks, or blocks of several kernel blocks: it has no such views.
-        """
-        if self.num_ranks > 1 or self.kernel_block_size != self.block_size:
-            raise ValueError("layers can be seen whole only with one rank and one kernel block a block")
-        return list(self._caches[0].layers)
+    @property
+    def caches(self) -> Sequence[PagedKVCache]:
+        """Those of each rank that has any, for a transport that moves bytes by address."""
+        return self._caches
 
     def region(
         self, layer: int, block_id: int, part: int, head: int, first: int, count: int, replica: int = 0

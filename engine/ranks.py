@@ -16,8 +16,8 @@ import torch
 
 from engine.batch import make_batch
 from engine.cache import KVMemory
+from engine.checksum.pending import PendingRecord
 from engine.checksum.records import GroupBlocks
-from engine.checksum.worker import PendingRecord
 from engine.config import EngineConfig, Speculator
 from engine.connectors.base import TransferResults, WorkerConnector
 from engine.groups import kv_groups

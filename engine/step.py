@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.checksum.pending import PendingRecord
 from engine.checksum.records import GroupBlocks, WorkerRecord
-from engine.checksum.worker import PendingRecord
 from engine.connectors.base import LoadSpec, TransferResults
 
 

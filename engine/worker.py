@@ -11,8 +11,9 @@ from collections.abc import Mapping
 import torch
 
 from engine.batch import Batch
+from engine.checksum.pending import PendingRecord
 from engine.checksum.records import GroupBlocks
-from engine.checksum.worker import ChecksumWorker, PendingRecord
+from engine.checksum.worker import ChecksumWorker
 from engine.config import EngineConfig
 from engine.groups import cache_places, kv_groups
 from engine.model import load_model

@@ -20,7 +20,8 @@ from engine.cache import KVMemory
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.connectors.nixl import NixlPatience, NixlWorker
-from engine.connectors.nixl_peers import NixlAgent, PeerError
+from engine.connectors.nixl_memory import PeerError
+from engine.connectors.nixl_peers import NixlAgent
 from engine.connectors.pull import PullScheduler
 from engine.core import EngineCore
 from engine.errors import EXIT_SOFTWARE, KVChaosError, StartupError
@@ -180,10 +181,6 @@ def _keep_transport_local(host: str) -> None:
 def engine_commands(engine: EngineCore, leases: PullScheduler) -> dict[str, Callable[..., Any]]:
     """What a harness may ask of an engine beside its memory."""
 
-    def shape() -> dict[str, int]:
-        names = ("num_layers", "num_kv_heads", "num_blocks", "block_size", "bytes_per_token")
-        return {name: getattr(engine.memory, name) for name in names}
-
     def end_lease(request_id: str) -> bool:
         if not leases.holds_lease(request_id):
             return False
@@ -205,7 +202,7 @@ def engine_commands(engine: EngineCore, leases: PullScheduler) -> dict[str, Call
         for request_id in leases.held:
             leases.end_lease(request_id)
 
-    return {"shape": shape, "end_lease": end_lease, "end_leases": end_leases, "state": state}
+    return {"end_lease": end_lease, "end_leases": end_leases, "state": state}
 
 
 def peer_fetcher(peers: Mapping[str, str]) -> Callable[[str], Mapping[str, Any]]:

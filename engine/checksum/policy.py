@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from engine.checksum.when import TRIGGERS, Trigger
 from engine.errors import RequestError, StartupError
 
 ChecksumMode = Literal["off", "log", "enforce"]
 LoadFailurePolicy = Literal["fail", "recompute"]
+Trigger = Literal["prompt_end", "cache", "on_write"]
+TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 EXTENSIONS: Mapping[str, str] = {
     "EXT-1": "check_replicas",
     "EXT-2": "compare_block_sizes",

@@ -13,19 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.checksum.records import GroupBlocks
+from engine.step import StepPlan
 
-if TYPE_CHECKING:
-    from engine.step import StepPlan
-
-Trigger = Literal["prompt_end", "cache", "on_write"]
-TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 Read = Callable[[GroupBlocks], torch.Tensor]
 _NONE = -1
 

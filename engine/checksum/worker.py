@@ -5,80 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from engine.checksum.host_copy import CudaHostCopy, HostCopy, Ready
+from engine.checksum.host_copy import CudaHostCopy, HostCopy
 from engine.checksum.layers import factors, rows_fingerprint, why_skipped
+from engine.checksum.pending import PendingRecord, PendingSums
 from engine.checksum.policy import ChecksumSettings
-from engine.checksum.records import GroupBlocks, GroupSums, WorkerRecord
+from engine.checksum.records import GroupBlocks
+from engine.checksum.times import ChecksumTimes
 from engine.checksum.when import KeptSums, written_blocks
 from engine.paged import PagedKVCache
+from engine.step import StepPlan
 from kernels.paths import block_checksums, prepare
-from kernels.torch_path import LayerCache, as_uint64
-
-if TYPE_CHECKING:
-    from engine.step import StepPlan
+from kernels.torch_path import LayerCache
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class ChecksumTimes:
-    """What checksums cost the thread that runs the engine: seconds on the host's clock, which nobody waits to read.
-
-    Where sums run on the host, `start_s` is all of it. Where they run on a device, `start_s` is the time to launch
-    them, and `wait_s` how long the finaliser then waited for what the step had not hidden; the device's own time is
-    in neither. `tokens_read` counts tokens whose KV was read in order to sum it, `tokens_kept` those whose block's sum
-    was still known (EXT-8).
-    """
-
-    records: int = 0
-    tokens_read: int = 0
-    tokens_kept: int = 0
-    start_s: float = 0.0
-    wait_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PendingSums:
-    """One group's part of a pending record: `values` int64 [blocks], None for a replica that is not summed."""
-
-    blocks: GroupBlocks
-    fingerprint: int
-    values: torch.Tensor | None
-    replica: int = 0
-    num_replicas: int = 1
-
-    def finalise(self) -> GroupSums:
-        """The sums on the host, once they have arrived there."""
-        summed = self.values is not None
-        values = np.zeros(0, dtype=np.uint64) if self.values is None else as_uint64(self.values)
-        return GroupSums(self.blocks, self.fingerprint, values, self.replica, self.num_replicas, summed)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingRecord:
-    """A record whose sums may still be on their way to the host. Only `finalise` waits for them."""
-
-    request_id: str
-    tp_rank: int
-    pp_rank: int
-    groups: Mapping[int, PendingSums]
-    ready: Ready | None
-    times: ChecksumTimes = field(default_factory=ChecksumTimes)
-
-    def finalise(self) -> WorkerRecord:
-        """The record, once the device is done."""
-        began = time.perf_counter()
-        if self.ready is not None:
-            self.ready.synchronize()
-        sums = {group_id: pending.finalise() for group_id, pending in self.groups.items()}
-        self.times.wait_s += time.perf_counter() - began
-        return WorkerRecord(self.request_id, self.tp_rank, self.pp_rank, sums)
 
 
 class ChecksumWorker:

@@ -1,7 +1,8 @@
 """The pull connector over NIXL: D reads P's registered memory with one-sided READs, a handle a layer.
 
-The scheduler's side is the simulated connector's. A worker registers its caches once, answers others who ask how to
-reach them (`describe`), and reads from peers that it was configured with: a request names a producer, never an address.
+The scheduler's side is the simulated connector's. The worker moves the KV of all ranks of its engine. It registers all
+their caches once, answers others who ask how to reach them (`describe`), and reads from peers that it was configured
+with: a request names a producer, never an address.
 
 A posted read cannot be taken back. Releasing its handle, or forgetting the peer, only makes it invisible: the bytes
 land all the same (tried with UCX over TCP). So a load is reported as failed only when none of its handles moves, and
@@ -20,9 +21,9 @@ from typing import Any, cast
 
 from engine.cache import KVMemory
 from engine.connectors.base import LoadSpec, TransferResults, WorkerConnector
-from engine.connectors.nixl_peers import FetchPeer, NixlAgent, Peer, PeerError, Peers
+from engine.connectors.nixl_memory import Peer, PeerError
+from engine.connectors.nixl_peers import FetchPeer, NixlAgent, Peers
 from engine.connectors.pull import copy_operations
-from engine.errors import StartupError
 from engine.seams import Completion, CopyOp, Hold, OpLanded, OpPosted, Seams
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class _Read:
 
     spec: LoadSpec
     peer: Peer
+    source: KVMemory
     waiting: deque[CopyOp]
     num_ops: int
     last_posted: float = 0.0
@@ -58,11 +60,6 @@ class _Read:
     handles: list[tuple[Any, list[CopyOp]]] = field(default_factory=list)
     held_op: CopyOp | None = None
     failed: str | None = None
-
-    @property
-    def source(self) -> KVMemory:
-        """P's memory, for seams. It is not in this process: whoever listens resolves it by its engine's name."""
-        return cast(KVMemory, self.peer.geometry)
 
     @property
     def landed(self) -> bool:
@@ -98,15 +95,9 @@ class NixlWorker(WorkerConnector):
         self._agent = agent.api
         self._patience = patience or NixlPatience()
         self._renew = renew
-        several = memory.num_ranks > 1 or memory.num_groups > 1 or memory.num_parts != 2
-        if several or memory.kernel_block_size != memory.block_size:
-            raise StartupError(
-                f"engine {engine_id}: the NIXL connector reads the K and V of one KV cache group on one rank, whose "
-                "blocks are one kernel block: use tp_size 1, pp_size 1, kernel_block_splits 1 and a model of that kind"
-            )
         agent.register(memory)
         self._mine = Peer.of(engine_id, agent.name, memory)
-        self._peers = Peers(agent, fetch_peer, self._mine.row_bytes, self._patience.meet_s, self._patience.now)
+        self._peers = Peers(agent, fetch_peer, self._mine, self._patience.meet_s, self._patience.now)
         self._meeting: list[LoadSpec] = []
         self._reads: dict[str, _Read] = {}
         self._notices: list[_Notice] = []
@@ -174,12 +165,15 @@ class NixlWorker(WorkerConnector):
         except PeerError as error:
             self._refuse(load, str(error))
             return
-        ops = copy_operations(load, self._memory, peer.geometry)
+        geometry = peer.geometry
+        ops = copy_operations(load, self._memory, geometry)
         if ops is None:
             self._refuse(load, f"the blocks that it names are none of {load.remote_engine_id}'s, or do not fit")
             return
         now = self._patience.now()
-        read = self._reads[load.request_id] = _Read(load, peer, deque(ops), len(ops), now, now)
+        # P's memory is not in this process: whoever listens at a seam resolves it by its engine's name.
+        source = cast(KVMemory, geometry)
+        read = self._reads[load.request_id] = _Read(load, peer, source, deque(ops), len(ops), now, now)
         self._post(read)
 
     def _refuse(self, load: LoadSpec, why: str) -> None:
@@ -190,15 +184,13 @@ class NixlWorker(WorkerConnector):
         """A peer that answers nothing would pin more blocks with every load."""
         since = self._patience.now() - self._patience.read_s
         if any(read.handles and read.peer is peer and read.last_posted < since for read in self._reads.values()):
-            raise PeerError(
-                f"engine {peer.geometry.engine!r} has left a read unanswered for {self._patience.read_s:.0f} s"
-            )
+            raise PeerError(f"engine {peer.engine!r} has left a read unanswered for {self._patience.read_s:.0f} s")
 
     def _post(self, read: _Read) -> None:
         """Post operations up to the next one that is held, a handle a layer."""
-        ready: dict[int, list[CopyOp]] = {}
+        ready: dict[tuple[int, int], list[CopyOp]] = {}
         if read.held_op is not None:
-            ready[read.held_op.layer] = [read.held_op]
+            ready[read.held_op.group, read.held_op.layer] = [read.held_op]
             read.held_op, read.holds = None, ()
         while read.waiting:
             op = read.waiting.popleft()
@@ -206,29 +198,34 @@ class NixlWorker(WorkerConnector):
             outcome = self._seams.emit(event)
             if outcome.dropped:
                 continue
+            op = outcome.event.op
             if outcome.holds:
-                read.held_op, read.holds = outcome.event.op, outcome.holds
+                read.held_op, read.holds = op, outcome.holds
                 break
-            ready.setdefault(outcome.event.op.layer, []).append(outcome.event.op)
-        for ops in ready.values():
+            ready.setdefault((op.group, op.layer), []).append(op)
+        for (group_id, _), ops in ready.items():
             if read.failed is None:
-                self._transfer(read, ops)
+                self._transfer(read, group_id, ops)
 
-    def _transfer(self, read: _Read, ops: list[CopyOp]) -> None:
-        local: list[tuple[int, int, int]] = []
-        remote: list[tuple[int, int, int]] = []
-        for op in ops:
-            target = self._mine.rows(op.layer, op.target_block, op.part, op.head, op.target_slot, op.num_slots)
-            source = read.peer.rows(op.layer, op.source_block, op.part, op.head, op.source_slot, op.num_slots)
-            for (to, size), (origin, _) in zip(*_align(target, source, self._mine.row_bytes), strict=True):
-                local.append((to, size, self._mine.device))
-                remote.append((origin, size, read.peer.device))
+    def _transfer(self, read: _Read, group_id: int, ops: list[CopyOp]) -> None:
+        """Post operations of one group as one handle."""
         read.last_posted = self._patience.now()
         try:
+            mine, theirs = (peer.groups[group_id] for peer in (self._mine, read.peer))
+            local: list[tuple[int, int, int]] = []
+            remote: list[tuple[int, int, int]] = []
+            for op in ops:
+                at = op.layer, op.target_block, op.part, op.head, op.target_replica, op.target_slot, op.num_slots
+                target = mine.runs(*at)
+                at = op.layer, op.source_block, op.part, op.head, op.source_replica, op.source_slot, op.num_slots
+                source = theirs.runs(*at)
+                for (to, size), (origin, _) in zip(*_align(target, source, mine.row_bytes), strict=True):
+                    local.append((to, size, mine.device))
+                    remote.append((origin, size, theirs.device))
             handle = self._agent.initialize_xfer(
                 "READ",
-                self._agent.get_xfer_descs(local, self._mine.kind),
-                self._agent.get_xfer_descs(remote, read.peer.kind),
+                self._agent.get_xfer_descs(local, mine.kind),
+                self._agent.get_xfer_descs(remote, theirs.kind),
                 read.peer.agent,
             )
             read.handles.append((handle, ops))
@@ -301,7 +298,7 @@ class NixlWorker(WorkerConnector):
         try:
             self._agent.send_notif(peer.agent, note)
         except Exception as error:  # noqa: BLE001 - P has gone; its lease does what the notice would have done
-            logger.warning("engine %s could not be told: %s", peer.geometry.engine, error)
+            logger.warning("engine %s could not be told: %s", peer.engine, error)
 
 
 def _align(

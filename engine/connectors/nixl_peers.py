@@ -12,29 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.cache import KVMemory, PeerMemory
+from engine.cache import KVMemory
+from engine.connectors.nixl_memory import Peer, PeerError, memory_kind
 from engine.connectors.nixl_progress import waiting_for_events
-from engine.errors import KVChaosError, StartupError
+from engine.errors import StartupError
 
 logger = logging.getLogger(__name__)
 FetchPeer = Callable[[str], Mapping[str, Any]]
 _BACKEND = "UCX"
-_MEMORY_KINDS = ("DRAM", "VRAM")
-# More than any engine has; what is above is no description of one.
-_LIMITS = {
-    "num_layers": 2**12,
-    "num_kv_heads": 2**16,
-    "num_blocks": 2**31,
-    "block_size": 2**16,
-    "bytes_per_token": 2**24,
-}
-
-
-class PeerError(KVChaosError):
-    """A peer cannot be reached, or is not what this engine can read from."""
 
 
 class NixlAgent:
@@ -45,7 +33,7 @@ class NixlAgent:
         # An agent's name must be new: a peer that knew an earlier process of this id would mix the two up.
         self.name = f"{engine_id}-{time.time_ns():x}"
         self.api = _new_agent(self.name)
-        self._registered: Any = None
+        self._registered: list[Any] = []
         self._met: set[str] = set()
 
     def register(self, memory: KVMemory) -> None:
@@ -53,15 +41,18 @@ class NixlAgent:
 
         Nothing may be read into the earlier engine's memory any more: a posted read cannot be taken back.
         """
-        if self._registered is not None:
-            self.api.deregister_memory(self._registered)
+        for registered in self._registered:
+            self.api.deregister_memory(registered)
+        self._registered.clear()
         for agent in list(self._met):
             self.forget(agent)
         self.api.get_new_notifs()
-        views = memory.layer_views()
-        kind, device = memory_kind(memory)
-        regions = [(view.data_ptr(), view.numel() * view.element_size(), device, "") for view in views]
-        self._registered = self.api.register_memory(regions, kind)
+        regions: dict[str, list[tuple[int, int, int, str]]] = {}
+        for cache in (cache for group in memory.groups for cache in group.caches):
+            kind, device = memory_kind(cache)
+            sizes = [(layer.data_ptr(), layer.numel() * layer.element_size()) for layer in cache.layers]
+            regions.setdefault(kind, []).extend((base, size, device, "") for base, size in sizes)
+        self._registered += [self.api.register_memory(found, kind) for kind, found in regions.items()]
 
     def meet(self, metadata: bytes) -> str:
         """Take in a peer's metadata. Returns its agent's name."""
@@ -98,88 +89,6 @@ def _new_agent(name: str) -> Any:
     return agent
 
 
-def memory_kind(memory: KVMemory) -> tuple[str, int]:
-    """NIXL's name for where the caches lie, and the number of their device."""
-    device = memory.layer_views()[0].device
-    return ("VRAM", device.index or 0) if device.type == "cuda" else ("DRAM", 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """How to read an engine's memory: byte strides of [block, K|V, slot, head] in each layer's region."""
-
-    agent: str
-    geometry: PeerMemory
-    bases: tuple[int, ...]
-    strides: tuple[int, int, int, int]
-    row_bytes: int
-    kind: str = "DRAM"
-    device: int = 0
-
-    def rows(self, layer: int, block: int, part: int, head: int, slot: int, count: int) -> list[tuple[int, int]]:
-        """(address, bytes) of `count` slots: one run where they lie together, else one a slot."""
-        block_stride, part_stride, slot_stride, head_stride = self.strides
-        first = self.bases[layer] + block * block_stride + part * part_stride + head * head_stride
-        if slot_stride == self.row_bytes:
-            return [(first + slot * slot_stride, count * self.row_bytes)]
-        return [(first + (slot + n) * slot_stride, self.row_bytes) for n in range(count)]
-
-    @classmethod
-    def of(cls, engine_id: str, agent: str, memory: KVMemory) -> Peer:
-        """How an engine's own memory is read."""
-        views = memory.layer_views()
-        size = views[0].element_size()
-        block, part, slot, head, _ = (stride * size for stride in views[0].stride())
-        geometry = PeerMemory(engine_id, *(getattr(memory, name) for name in _LIMITS))
-        bases = tuple(view.data_ptr() for view in views)
-        kind, device = memory_kind(memory)
-        return cls(agent, geometry, bases, (block, part, slot, head), views[0].shape[-1] * size, kind, device)
-
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON values, without the agent's name: that comes with its metadata."""
-        return {
-            **{name: getattr(self.geometry, name) for name in _LIMITS},
-            "bases": list(self.bases),
-            "strides": list(self.strides),
-            "row_bytes": self.row_bytes,
-            "memory": self.kind,
-            "device": self.device,
-        }
-
-    @classmethod
-    def from_plain(cls, engine_id: str, agent: str, plain: Mapping[str, Any]) -> Peer:
-        """Read what `to_plain` gave. Raises ValueError or KeyError for anything else."""
-        geometry = [_integer(plain, name, 1, most) for name, most in _LIMITS.items()]
-        bases, strides = (_addresses(plain, name) for name in ("bases", "strides"))
-        if len(strides) != 4 or len(bases) != geometry[0]:
-            raise ValueError("bases or strides of another length than the layers and axes have")
-        if plain["memory"] not in _MEMORY_KINDS:
-            raise ValueError(f"memory is {plain['memory']!r}")
-        return cls(
-            agent,
-            PeerMemory(engine_id, *geometry),
-            bases,
-            (strides[0], strides[1], strides[2], strides[3]),
-            _integer(plain, "row_bytes", 1, _LIMITS["bytes_per_token"]),
-            plain["memory"],
-            _integer(plain, "device", 0, 2**10),
-        )
-
-
-def _integer(plain: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    value = plain[name]
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name} is {value!r}")
-    return value
-
-
-def _addresses(plain: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    values = plain[name]
-    if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**63 for value in values):
-        raise ValueError(f"{name} are no addresses")
-    return tuple(values)
-
-
 @dataclass(frozen=True, slots=True)
 class _Asking:
     since: float
@@ -190,11 +99,11 @@ class Peers:
     """The peers of one engine, by engine id. `fetch` asks one how its memory is read; it raises PeerError."""
 
     def __init__(
-        self, agent: NixlAgent, fetch: FetchPeer, row_bytes: int, patience_s: float, now: Callable[[], float]
+        self, agent: NixlAgent, fetch: FetchPeer, mine: Peer, patience_s: float, now: Callable[[], float]
     ) -> None:
         self._agent = agent
         self._fetch = fetch
-        self._row_bytes = row_bytes
+        self._mine = mine
         self._patience_s = patience_s
         self._now = now
         self._known: dict[str, Peer] = {}
@@ -221,8 +130,8 @@ class Peers:
 
     def forget(self, peer: Peer) -> None:
         """After a failure the peer may be another process behind the same id: it is asked again next time."""
-        if self._known.get(peer.geometry.engine) is peer:
-            del self._known[peer.geometry.engine]
+        if self._known.get(peer.engine) is peer:
+            del self._known[peer.engine]
             self._condemned.add(peer.agent)
 
     def sweep(self, in_use: set[str]) -> None:
@@ -248,10 +157,10 @@ class Peers:
             metadata = base64.b64decode(found["metadata"], validate=True)
         except (ValueError, KeyError, TypeError) as error:
             raise PeerError(f"engine {engine_id!r} describes itself in a way that cannot be used ({error})") from None
-        if peer.row_bytes != self._row_bytes:
-            raise PeerError(f"engine {engine_id!r} has KV rows of {peer.row_bytes} bytes, not {self._row_bytes}")
+        if (difference := peer.differs_from(self._mine)) is not None:
+            raise PeerError(f"engine {engine_id!r} keeps other KV than this engine: {difference}")
         try:
             agent = self._agent.meet(metadata)
         except Exception as error:  # noqa: BLE001 - whatever a peer sends must not end this engine
             raise PeerError(f"engine {engine_id!r} cannot be met ({type(error).__name__}: {error})") from None
-        return Peer.from_plain(engine_id, agent, found)
+        return replace(peer, agent=agent)

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from engine.blocks import NULL_BLOCK
-from engine.cache import KVMemory, PeerMemory
+from engine.cache import GroupShape, KVMemory, PeerMemory
 from engine.checksum.records import GroupBlocks
 from engine.clock import Clock
 from engine.config import EngineConfig
@@ -197,7 +197,7 @@ def copy_operations(load: LoadSpec, memory: KVMemory, peer: KVMemory | PeerMemor
 
 
 def _group_operations(
-    load: LoadSpec, memory: KVMemory, peer: KVMemory | PeerMemory, group_id: int
+    load: LoadSpec, memory: KVMemory, peer: KVMemory | GroupShape, group_id: int
 ) -> list[CopyOp] | None:
     """Those of one group. Each replica of a head on D is read from the one on P that is as far along (EXT-1)."""
     shapes = [(side.num_layers, side.num_kv_heads, side.num_parts, side.bytes_per_token) for side in (memory, peer)]

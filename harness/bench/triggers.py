@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
-from engine.checksum.policy import ChecksumSettings
-from engine.checksum.when import TRIGGERS, Trigger
+from engine.checksum.policy import TRIGGERS, ChecksumSettings, Trigger
 from engine.clock import VirtualClock
 from engine.config import PRESETS, EngineConfig, ModelConfig
 from engine.connectors.fabric import Fabric

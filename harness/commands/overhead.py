@@ -53,7 +53,7 @@ _whom = _group(
         type=click.Choice(sorted(PRESETS)),
         default="tiny",
         show_default=True,
-        help="Of own engines: small, tiny or tiny-shared.",
+        help="Of own engines.",
     ),
     click.option("--chunk", type=click.IntRange(1), default=512, show_default=True, help="Tokens a step, own engines."),
 )

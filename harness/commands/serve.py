@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from engine.checksum.when import TRIGGERS
-from engine.config import PRESETS, EngineConfig, preset
+from engine.checksum.policy import TRIGGERS
+from engine.config import KERNEL_BLOCK_SPLITS, PARALLEL_SIZES, PRESETS, EngineConfig, preset
 from engine.errors import InputError
 
 if TYPE_CHECKING:
@@ -99,15 +99,18 @@ def serve() -> None:
 @host_option
 @port_option
 @click.option("--peer", "peers", multiple=True, metavar="ID=URL", help="An engine to read KV from; may be given again.")
-@click.option(
-    "--model",
-    type=click.Choice(sorted(PRESETS)),
-    default="tiny",
-    show_default=True,
-    help="NIXL moves the KV of small, tiny and tiny-shared.",
-)
+@click.option("--model", type=click.Choice(sorted(PRESETS)), default="tiny", show_default=True)
+@click.option("--tp-size", type=click.Choice(PARALLEL_SIZES), default=1, show_default=True, help="Ranks of a stage.")
+@click.option("--pp-size", type=click.Choice(PARALLEL_SIZES), default=1, show_default=True, help="Stages.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the weights.")
 @click.option("--block-size", type=click.IntRange(1, 1024), default=16, show_default=True)
+@click.option(
+    "--kernel-block-splits",
+    type=click.Choice(KERNEL_BLOCK_SPLITS),
+    default=1,
+    show_default=True,
+    help="Kernel blocks that a block lies in.",
+)
 @click.option("--num-blocks", type=click.IntRange(2, 1_000_000), default=256, show_default=True)
 @click.option("--layout", type=click.Choice(["HND", "NHD"]), default="HND", show_default=True)
 @click.option("--kv-dtype", type=click.Choice(["bfloat16", "float16"]), default="bfloat16", show_default=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine.checksum.worker import PendingRecord
+from engine.checksum.pending import PendingRecord
 from engine.ranks import Ranks
 from engine.step import RankOutput, StepPlan
 from harness.mutants.base import Function, Mutant

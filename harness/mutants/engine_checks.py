@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from engine.checksum.policy import ChecksumSettings
-from engine.checksum.when import TRIGGERS, Trigger
+from engine.checksum.policy import TRIGGERS, ChecksumSettings, Trigger
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.connectors.fabric import Fabric

@@ -13,11 +13,12 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from engine.cache import PeerMemory
+from engine.cache import GroupShape, PeerMemory
 from engine.checksum.payload import Payload, PayloadGroup
 from engine.checksum.records import GroupBlocks, GroupSums, WorkerRecord
 from engine.checksum.verdict import GroupVerdict, NotCheckedReason, UnverifiedReason, Verdict, VerdictStatus
 from engine.errors import KVChaosError
+from engine.groups import CacheRow, KVGroup
 from engine.seams import SEAMS, CopyOp
 
 MAX_MESSAGE_BYTES = 256 * 2**20
@@ -26,6 +27,7 @@ _DATACLASSES: dict[str, type[Any]] = {
     for kind in (
         *(event for event, _ in SEAMS.values()),
         CopyOp, GroupBlocks, GroupSums, WorkerRecord, Payload, PayloadGroup, Verdict, GroupVerdict,
+        GroupShape, KVGroup, CacheRow,
     )
 }  # fmt: skip
 _ENUMS: dict[str, type[StrEnum]] = {kind.__name__: kind for kind in (VerdictStatus, UnverifiedReason, NotCheckedReason)}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from engine.cache import KVMemory
+from engine.cache import GroupShape, KVMemory
 from engine.errors import KVChaosError
+from engine.groups import KVGroup
 from engine.seams import NAMES, SEAMS, Hold, Outcome, Seams
 from harness.remote.codec import MAX_MESSAGE_BYTES, MemoryOf, WireError, pack, unpack
 
@@ -36,10 +38,11 @@ class RemoteSeams(Seams):
         self._served: dict[str, Command] = {"subscribe": self._subscribe}
 
     def serve(self, memory: KVMemory, commands: dict[str, Command]) -> None:
-        """What the harness may ask for: the memory's methods, and these commands."""
+        """What the harness may ask for: the memory's shape and methods, and these commands."""
         self._memory = memory
+        self.serve_commands({"memory.shape": lambda: [_shape(group) for group in memory.groups]})
         for name in ("slots", "tokens", "write_slot", "fill"):
-            self._served[f"memory.{name}"] = getattr(memory, name)
+            self._served[f"memory.{name}"] = partial(_call, memory, name)
         self.serve_commands(commands)
 
     def serve_commands(self, commands: dict[str, Command]) -> None:
@@ -161,3 +164,13 @@ class RemoteSeams(Seams):
                 connection.close()
         self._events = self._commands = None
         self._subscribed = frozenset()
+
+
+def _shape(group: KVMemory) -> tuple[GroupShape, KVGroup, tuple[tuple[int, int], ...]]:
+    return GroupShape.of(group), group.spec, group.factors
+
+
+def _call(memory: KVMemory, method: str, group_id: int, replica: int | None, *arguments: Any) -> Any:
+    """A method of the memory of one group, over all replicas or of one."""
+    group = memory.group(group_id)
+    return getattr(group if replica is None else group.replica(replica), method)(*arguments)

@@ -7,17 +7,18 @@ process; while one runs, it may read and write the memory of any engine.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import product
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.cache import ChangeWatcher, SlotChange
+from engine.cache import ChangeWatcher, GroupShape, SlotChange, checked_group
 from engine.checksum.records import GroupBlocks
 from engine.errors import KVChaosError
-from engine.groups import FULL, KVGroup
+from engine.groups import KVGroup
 from engine.seams import Hold, Seams
 from harness.errors import CheckerError
 from harness.remote.codec import MAX_MESSAGE_BYTES, WireError, pack, unpack
@@ -39,7 +40,7 @@ class EngineLink:
 
     def meet_memory(self) -> RemoteMemory:
         """The memory of the engine as it is configured now."""
-        self.memory = RemoteMemory(self)
+        self.memory = RemoteMemory.of_engine(self)
         return self.memory
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -71,75 +72,91 @@ class EngineLink:
 
 
 class RemoteMemory:
-    """The KV memory of an engine in another process, which has one rank and one KV cache group, of K and V.
+    """The KV memory of an engine in another process: it has the methods of `engine.cache.KVMemory`, and asks for each.
 
-    It has the methods of `engine.cache.KVMemory`.
+    Like that, it is the memory of one KV cache group, and that of the first leads to the others.
     """
 
-    group_id = 0
-    num_groups = num_replicas = 1
-    num_parts = 2
-
-    def __init__(self, link: EngineLink) -> None:
+    def __init__(
+        self, link: EngineLink, group_id: int, shape: GroupShape, spec: KVGroup, factors: tuple[tuple[int, int], ...]
+    ) -> None:
+        """Of one group. Use `of_engine`."""
         self._link = link
+        self._shape = shape
         self._watchers: list[ChangeWatcher] = []
-        shape = link.call("shape")
-        self.num_layers: int = shape["num_layers"]
-        self.num_kv_heads: int = shape["num_kv_heads"]
-        self.num_blocks: int = shape["num_blocks"]
-        self.block_size: int = shape["block_size"]
-        self.bytes_per_token: int = shape["bytes_per_token"]
-        self.factors = tuple((layer, 0) for layer in range(self.num_layers))
-        self.spec = KVGroup(0, FULL, (), self.num_kv_heads, self.num_parts, 0)
+        self._only: int | None = None
+        self.groups: Sequence[RemoteMemory] = (self,)
+        self.group_id = group_id
+        self.spec = spec
+        self.factors = factors
+        self.num_layers = shape.num_layers
+        self.num_kv_heads = shape.num_kv_heads
+        self.num_parts = shape.num_parts
+        self.num_replicas = shape.num_replicas
+        self.num_blocks = shape.num_blocks
+        self.block_size = shape.block_size
+        self.kernel_block_size = shape.kernel_block_size
+        self.bytes_per_token = shape.bytes_per_token
+
+    @classmethod
+    def of_engine(cls, link: EngineLink) -> RemoteMemory:
+        """That of the first group of the engine as it is configured now."""
+        groups = [cls(link, number, *told) for number, told in enumerate(link.call("memory.shape"))]
+        for group in groups:
+            group.groups = groups
+        return groups[0]
 
     @property
     def engine(self) -> str:
         return self._link.engine
 
     @property
-    def groups(self) -> list[RemoteMemory]:
-        return [self]
+    def num_groups(self) -> int:
+        return len(self.groups)
 
     @property
     def replicas(self) -> list[RemoteMemory]:
-        return [self]
+        return [self.replica(number) for number in range(self.num_replicas)]
 
     def group(self, group_id: int) -> RemoteMemory:
-        if group_id:
-            raise ValueError(f"group {group_id}: the engine has 1, counted from 0")
-        return self
+        return self.groups[checked_group(group_id, self.num_groups)]
+
+    def replica(self, number: int) -> RemoteMemory:
+        if not 0 <= number < self.num_replicas:
+            raise ValueError(f"replica {number}: each head has {self.num_replicas}, counted from 0")
+        memory = RemoteMemory(self._link, self.group_id, self._shape, self.spec, self.factors)
+        memory._watchers, memory.groups, memory._only = self._watchers, self.groups, number
+        return memory
 
     def watch(self, watcher: ChangeWatcher) -> None:
-        self._watchers.append(watcher)
+        for memory in self.groups:
+            memory._watchers.append(watcher)
 
     def tokens(self, blocks: GroupBlocks) -> npt.NDArray[np.uint8]:
-        found: npt.NDArray[np.uint8] = self._link.call("memory.tokens", blocks)
+        found: npt.NDArray[np.uint8] = self._call("tokens", blocks)
         return found
 
     def slots(self, block_ids: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        found: npt.NDArray[np.uint8] = self._link.call("memory.slots", tuple(block_ids))
+        found: npt.NDArray[np.uint8] = self._call("slots", tuple(block_ids))
         return found
 
     def write_slot(self, layer: int, head: int, block_id: int, slot: int, data: npt.NDArray[np.uint8]) -> None:
-        self._link.call("memory.write_slot", layer, head, block_id, slot, data)
-        self._tell(layer, head, block_id, slot)
+        self._call("write_slot", layer, head, block_id, slot, data)
+        self._tell(range(layer, layer + 1), range(head, head + 1), (block_id,), range(slot, slot + 1))
 
     def fill(self, block_ids: tuple[int, ...], pattern: bytes) -> None:
-        self._link.call("memory.fill", tuple(block_ids), pattern)
-        for block_id in block_ids:
-            for layer in range(self.num_layers):
-                for head in range(self.num_kv_heads):
-                    for slot in range(self.block_size):
-                        self._tell(layer, head, block_id, slot)
+        self._call("fill", tuple(block_ids), pattern)
+        self._tell(range(self.num_layers), range(self.num_kv_heads), block_ids, range(self.block_size))
 
-    def replica(self, number: int) -> RemoteMemory:
-        if number:
-            raise ValueError(f"replica {number}: each head has 1, counted from 0")
-        return self
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self._link.call(f"memory.{method}", self.group_id, self._only, *arguments)
 
-    def _tell(self, layer: int, head: int, block_id: int, slot: int) -> None:
-        for watcher in self._watchers:
-            watcher(SlotChange(0, layer, head, block_id, slot))
+    def _tell(self, layers: range, heads: range, block_ids: Iterable[int], slots: range) -> None:
+        replicas = range(self.num_replicas) if self._only is None else range(self._only, self._only + 1)
+        places = product(replicas, layers, heads, block_ids, slots)
+        for replica, layer, head, block_id, slot in places if self._watchers else ():
+            for watcher in self._watchers:
+                watcher(SlotChange(replica, layer, head, block_id, slot, self.group_id))
 
 
 class Dispatcher:

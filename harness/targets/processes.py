@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 
 from engine.seams import SEAMS
-from faults.levers import CLOCK, COMPETITORS, LOAD_TIMEOUT, NETWORK, PROCESS, RESTART, LeverError
+from faults.levers import CLOCK, COMPETITORS, LOAD_TIMEOUT, NETWORK, PROCESS, RANKS, RESTART, LeverError
 from harness.errors import CheckerError
 from harness.history import History
 from harness.plan import Cell
@@ -45,7 +45,7 @@ class PairTarget:
         `make_pair` is told after how many ms a load is to be given up: another pair is made where that changes.
         `check` raises InputError where `make_pair` cannot work; it is called before a run begins.
         """
-        self.provides = frozenset(SEAMS) - _NOT_REACHED | {CLOCK, COMPETITORS} | levers
+        self.provides = frozenset(SEAMS) - _NOT_REACHED | {CLOCK, COMPETITORS, RANKS} | levers
         self.check = check
         self.name = name
         self.summary = summary

@@ -24,7 +24,7 @@ def left() -> Iterator[Callable[[], list[str]]]:
     client = docker.from_env()
 
     def names() -> set[str]:
-        containers = [container.name for container in client.containers.list(all=True)]
+        containers = [container.name for container in client.containers.list(all=True, ignore_removed=True)]
         return {name for name in (*containers, *(n.name for n in client.networks.list())) if "kvchaos-" in name}
 
     before = names()

@@ -2,8 +2,8 @@
 
 import pytest
 
+from engine.checksum.pending import PendingRecord
 from engine.checksum.records import WorkerRecord, WorldShape
-from engine.checksum.worker import PendingRecord
 from engine.connectors.base import TransferResults
 from engine.executor import Executor, TransferAggregator
 from engine.seams import Change, Drop, RecordArrives, RecordLeaves, Seams

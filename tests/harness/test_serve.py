@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,9 @@ import httpx
 import pytest
 
 from engine.checksum.policy import ChecksumSettings
-from engine.config import PRESETS, EngineConfig, preset
+from engine.config import EngineConfig
 from engine.connectors.nixl_peers import PeerError
 from engine.errors import StartupError
-from engine.groups import kv_groups
 from engine.request import Request
 from harness import serve
 from harness.serve import EngineHost, ServeOptions, peer_fetcher
@@ -121,11 +119,13 @@ def test_an_engine_is_replaced(host: EngineHost, net: Any) -> None:
     host.configure(config("D", block_size=8, num_blocks=12, layout="NHD").to_plain())
     assert host.engine is not before
     assert host.engine.config.block_size == 8
-    assert host.describe["num_blocks"] == 12
-    assert host.describe["bases"] != seen["bases"]
+    (group,), (old,) = host.describe["groups"], seen["groups"]
+    assert group["num_blocks"] == 12
+    bases = group["ranks"][0]["bases"]
+    assert bases != old["ranks"][0]["bases"]
     assert host.metrics.registry.get_sample_value("kvchaos_blocks") == 11
     agent = net.agents[next(name for name in net.agents if name.startswith("D-"))]
-    assert [base for base, _, _, _ in agent.regions] == host.describe["bases"]
+    assert [base for base, _, _, _ in agent.regions] == bases
 
 
 def test_where_an_engine_computes_is_the_server_s_to_say(host: EngineHost) -> None:
@@ -174,14 +174,3 @@ def test_the_transport_of_a_local_server_is_local(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("UCX_NET_DEVICES", "eth7")
     serve._keep_transport_local(host_name)
     assert serve.os.environ["UCX_NET_DEVICES"] == "eth7"
-
-
-@pytest.mark.parametrize("command", [("serve", "engine"), ("overhead",)])
-def test_the_help_names_the_models_whose_kv_nixl_moves(kvchaos: Callable[..., Any], command: tuple[str, ...]) -> None:
-    def is_moved(name: str) -> bool:
-        first, *others = kv_groups(preset(name))
-        return not others and first.num_parts == 2 and not first.is_state
-
-    said = " ".join(kvchaos(*command, "--help").out.split()).replace("- ", "-")
-    *some, last = sorted(filter(is_moved, PRESETS))
-    assert re.search(rf"{', '.join(some)} (and|or) {last}\.", said)

@@ -204,17 +204,17 @@ def trio() -> Iterator[Trio]:
 
 
 @pytest.fixture(scope="session")
-def tokens_alone(root: Path) -> Callable[[Any, int], list[int]]:
+def tokens_alone(root: Path) -> Callable[..., list[int]]:
     """The right tokens: greedy, on one engine without P/D, in this process."""
     from engine.checksum.policy import ChecksumSettings
-    from engine.config import EngineConfig
+    from engine.config import EngineConfig, preset
     from engine.core import EngineCore
     from engine.request import Request
     from engine.server.schema import parse_completion
 
-    def decode(prompt: Any, max_tokens: int = 8) -> list[int]:
-        settings = ChecksumSettings(kv_checksum_mode="off")
-        engine = EngineCore(EngineConfig("alone", num_blocks=BLOCKS, checksum=settings, prefix_caching=False))
+    def decode(prompt: Any, max_tokens: int = 8, model: str = "tiny") -> list[int]:
+        options: dict[str, Any] = {"num_blocks": BLOCKS, "prefix_caching": False, "model": preset(model)}
+        engine = EngineCore(EngineConfig("alone", checksum=ChecksumSettings(kv_checksum_mode="off"), **options))
         engine.add_request(Request("r", parse_completion({"prompt": prompt}).token_ids, max_tokens))
         while True:
             for output in engine.step():

@@ -130,7 +130,7 @@ class DockerPair(Pair):
 
     def _find_containers(self) -> dict[str, Any]:
         labels = [f"com.docker.compose.project={self._project.name}"]
-        found = self._client.containers.list(filters={"label": labels})
+        found = self._client.containers.list(filters={"label": labels}, ignore_removed=True)
         return {container.labels["com.docker.compose.service"]: container for container in found}
 
     def _build_unless_there(self, image: str, service: str) -> None:

@@ -9,10 +9,10 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
-from engine.checksum.policy import ChecksumSettings, resolve
+from engine.checksum.policy import TRIGGERS, ChecksumSettings, resolve
 from engine.checksum.records import GroupBlocks
 from engine.checksum.verdict import VerdictStatus
-from engine.checksum.when import TRIGGERS, KeptSums, filled_blocks, only_filled, written_blocks
+from engine.checksum.when import KeptSums, filled_blocks, only_filled, written_blocks
 from engine.connectors.base import LoadSpec
 from engine.errors import StartupError
 from engine.proxy import Prompt

@@ -8,9 +8,8 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from engine.checksum.consumer import CHECKSUMS_PARAM
-from engine.checksum.policy import ChecksumSettings
+from engine.checksum.policy import TRIGGERS, ChecksumSettings
 from engine.checksum.verdict import VerdictStatus
-from engine.checksum.when import TRIGGERS
 from engine.config import PRESETS
 from engine.groups import kv_groups
 from engine.proxy import Prompt

@@ -13,7 +13,8 @@ from engine.checksum.policy import ChecksumSettings
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.connectors.nixl import NixlPatience, NixlWorker
-from engine.connectors.nixl_peers import NixlAgent, PeerError
+from engine.connectors.nixl_memory import PeerError
+from engine.connectors.nixl_peers import NixlAgent
 from engine.connectors.pull import PullScheduler
 from engine.core import EngineCore
 from engine.request import Request
@@ -91,7 +92,8 @@ class NixlPair:
             for output in self.p.step():
                 params = dict(output.kv_transfer_params) | changed
                 request = Request(name, list(prompt.token_ids), max_tokens, params)
-                return request, self._tools.tokens_alone(prompt.token_ids, max_tokens)
+                model = {"model": self.p.config.model}
+                return request, self._tools.tokens_alone(prompt.token_ids, max_tokens, **model)
         raise AssertionError("P makes no progress")
 
     def step_until(self, condition, engine=None):

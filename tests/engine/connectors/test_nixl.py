@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from engine.config import preset
 from engine.connectors.nixl import NixlPatience
 from engine.request import FinishReason
 from engine.seams import Change, Drop, Hold
@@ -29,6 +30,56 @@ def test_a_load_brings_the_right_kv(nixl_pair, p_layout, d_layout, p_block, d_bl
     if p_block == d_block:
         assert output.verdict.status == "verified"
     assert pair.free
+
+
+RANKS = [
+    ({"tp_size": 2}, {}),
+    ({}, {"tp_size": 2, "pp_size": 2}),
+    ({"tp_size": 4, "pp_size": 2}, {}),
+    ({"pp_size": 2}, {"tp_size": 4, "layout": "NHD"}),
+    ({"kernel_block_splits": 2}, {}),
+    ({"layout": "NHD"}, {"kernel_block_splits": 2, "tp_size": 2}),
+    ({"kernel_block_splits": 2, "block_size": 32}, {"tp_size": 2, "block_size": 16}),
+]
+
+
+@pytest.mark.parametrize(("producer", "consumer"), RANKS)
+def test_engines_of_several_ranks(nixl_pair, producer, consumer):
+    pair = nixl_pair(producer=producer, consumer=consumer)
+    request, tokens = pair.prefilled()
+    output = pair.serve(request)["r"]
+    assert (output.token_ids, output.verdict.status) == (tokens, "verified")
+    assert len(pair.net.handles) == 2
+    assert pair.free
+
+
+@pytest.mark.parametrize("consumer", [{}, {"tp_size": 2, "pp_size": 2, "layout": "NHD"}])
+@pytest.mark.parametrize("model", ["tiny-window", "tiny-mla", "tiny-indexed", "tiny-hybrid", "tiny-shared"])
+def test_every_group_is_read(nixl_pair, model, consumer):
+    pair = nixl_pair(model=preset(model), consumer=consumer, num_blocks=128)
+    wanted = {}
+
+    def keep(event):
+        name = event.engine
+        wanted[name] = [event.memory.tokens(blocks) for _, blocks in sorted(event.groups.items())]
+
+    pair.seams.on("producer.kv_final", keep)
+    pair.seams.on("consumer.load_finished", keep)
+    request, tokens = pair.prefilled(length=60)
+    output = pair.serve(request)["r"]
+    assert (output.token_ids, output.verdict.status) == (tokens, "verified")
+    for sent, received in zip(wanted["P"], wanted["D"], strict=True):
+        assert received.size
+        assert (sent == received).all()
+    assert pair.free
+
+
+def test_caches_are_registered_once_for_all_that_is_read_of_them(nixl_pair):
+    pair = nixl_pair(model=preset("tiny-hybrid"), producer={"tp_size": 2}, num_blocks=128)
+    before = list(pair.p_agent.api.regions)
+    assert len(before) == 2 * 4
+    pair.serve(*(pair.prefilled(name)[0] for name in "ab"))
+    assert pair.p_agent.api.regions == before
 
 
 def test_a_layer_is_one_handle(nixl_pair):
@@ -254,11 +305,15 @@ def test_operations_can_be_dropped_held_and_changed(nixl_pair):
     assert sorted(landed) == list(range(1, 24))
 
 
-def test_an_operation_that_is_changed_to_a_place_outside(nixl_pair):
+OUTSIDE = [{"source_block": 10**6}, {"head": 2}, {"layer": 2}, {"target_replica": 1}, {"group": 1}]
+
+
+@pytest.mark.parametrize("place", OUTSIDE)
+def test_an_operation_that_is_changed_to_a_place_outside(nixl_pair, place):
     pair = nixl_pair()
 
     def far(event):
-        return Change(dataclasses.replace(event, op=dataclasses.replace(event.op, source_block=10**6)))
+        return Change(dataclasses.replace(event, op=dataclasses.replace(event.op, **place)))
 
     pair.seams.on("transfer.op_posted", far)
     assert pair.serve(pair.prefilled()[0])["r"].verdict.reason == "load_failed"

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from engine.connectors.nixl import NixlPatience
-from engine.connectors.nixl_peers import NixlAgent, Peer, PeerError
+from engine.connectors.nixl_memory import PeerError
+from engine.connectors.nixl_peers import NixlAgent
 from engine.errors import StartupError
 from engine.request import FinishReason
 
@@ -64,26 +65,20 @@ def test_an_engine_that_is_no_peer(nixl_pair):
     assert pair.free
 
 
-ODD = [0, -1, True, 1.5, "2", None, [], 2**70]
+def changed(answer, group=(), rank=()):
+    """What an engine of one group and rank says of itself, with other values."""
+    found = answer["groups"][0]
+    ranks = [found["ranks"][0] | dict(rank)]
+    return answer | {"groups": [found | {"ranks": ranks} | dict(group)]}
+
+
 WRONG = [
-    *({name: value} for name in ("num_layers", "block_size", "row_bytes", "num_blocks") for value in ODD),
-    *(
-        {name: v}
-        for name in ("bases", "strides")
-        for v in (None, [], [1], ["a"] * 4, [True] * 2, [-1, -1], [2**64] * 2)
-    ),
-    {"strides": [1, 2, 3, -4]},
-    {"memory": "FILE"},
-    {"memory": None},
-    {"device": -1},
     {"metadata": None},
     {"metadata": "not base64!"},
     {"metadata": "AAAA"},
     {"metadata": "\ud800"},
-    {"num_kv_heads": 4},
-    {"num_layers": 1, "bases": [4096]},
-    {"bytes_per_token": 8},
-    {"row_bytes": 64},
+    {"groups": None},
+    {"groups": [{}]},
 ]
 
 
@@ -96,25 +91,28 @@ def test_a_peer_that_describes_itself_wrongly(nixl_pair, wrong):
     assert pair.free
 
 
-@pytest.mark.parametrize("missing", ["metadata", "num_layers", "bases", "strides", "row_bytes", "memory", "device"])
+@pytest.mark.parametrize("missing", ["metadata", "groups"])
 def test_a_peer_that_leaves_something_out(nixl_pair, missing):
     pair = nixl_pair()
     pair.answers["P"] = {name: value for name, value in pair.answers["P"].items() if name != missing}
     assert pair.serve(pair.prefilled()[0])["r"].verdict.reason == "load_failed"
 
 
+@pytest.mark.parametrize("group", [{"bytes_per_token": 128, "num_parts": 4}, {"num_parts": 1}])
+def test_a_peer_that_keeps_other_kv_is_not_met(nixl_pair, caplog, group):
+    pair = nixl_pair()
+    pair.answers["P"] = changed(pair.answers["P"], group)
+    assert pair.serve(pair.prefilled()[0])["r"].verdict.reason == "load_failed"
+    assert "keeps other KV than this engine" in caplog.text
+    assert pair.d_agent.api.known == {}
+
+
 def test_addresses_that_are_not_the_peers_are_not_read(nixl_pair):
     pair = nixl_pair()
-    shifted = [base + (1 << 30) for base in pair.answers["P"]["bases"]]
-    pair.answers["P"] = pair.answers["P"] | {"bases": shifted}
+    bases = [base + (1 << 30) for base in pair.answers["P"]["groups"][0]["ranks"][0]["bases"]]
+    pair.answers["P"] = changed(pair.answers["P"], rank={"bases": bases})
     assert pair.serve(pair.prefilled()[0])["r"].verdict.reason == "load_failed"
     assert pair.net.handles == []
-
-
-def test_a_peer_is_written_down_and_read_again(nixl_pair):
-    pair = nixl_pair()
-    mine = Peer.of("P", "agent", pair.p.memory)
-    assert Peer.from_plain("P", "agent", mine.to_plain()) == mine
 
 
 def test_a_producer_that_was_restarted_is_met_again(nixl_pair):

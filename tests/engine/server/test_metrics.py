@@ -6,8 +6,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.checksum.pending import PendingRecord
+from engine.checksum.times import ChecksumTimes
 from engine.checksum.verdict import NotCheckedReason, UnverifiedReason
-from engine.checksum.worker import ChecksumTimes, PendingRecord
 
 
 @pytest.fixture
