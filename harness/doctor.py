@@ -61,6 +61,7 @@ def examine() -> Iterator[Check]:
     yield from torch_and_cuda()
     yield compiled()
     yield nixl()
+    yield vllm()
     yield docker()
     yield traffic_control()
     yield chromium()
@@ -141,6 +142,15 @@ def nixl() -> Check:
     if _version("nixl") is None:
         return Check("nixl", False, False, "not installed: no `kvchaos serve engine`, no target local", _NIXL_HINT)
     return Check("nixl", False, False, f"installed, but makes no agent: {_last_line(done)}", _NIXL_HINT)
+
+
+def vllm() -> Check:
+    """An environment of its own that holds a vLLM, with the packages of integrations/: only target vllm needs it."""
+    # Not at the top: it brings our packages, and which ones these are is looked at first.
+    from harness.targets.vllm.settings import HINT, Settings, look
+
+    there, found = look(Settings.of_environment())
+    return Check("vllm", there, False, found, f"{HINT}; only target vllm needs it")
 
 
 def docker() -> Check:

@@ -43,6 +43,8 @@ class Options:
     sources: dict[str, str]
     provenance: bool = True
     connector: str = DEFAULT_CONNECTOR
+    vllm_python: str | None = None
+    model: str | None = None
 
     def rerun(self, scenario: str, policy: Policy, *, repeat: bool = False) -> str:
         """The command that runs a cell of this scenario again, with its twin; if it was a repeat, twice.
@@ -55,6 +57,8 @@ class Options:
         command += ["--repeat", "100"] if repeat else []
         command += [] if self.connector == DEFAULT_CONNECTOR else ["--connector", self.connector]
         command += [] if self.provenance else ["--no-provenance"]
+        command += [] if self.vllm_python is None else ["--vllm-python", self.vllm_python]
+        command += [] if self.model is None else ["--model", self.model]
         return shlex.join(command)
 
     def to_plain(self) -> dict[str, Any]:
@@ -64,12 +68,15 @@ class Options:
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Self:
         """Read what `to_plain` gave. Raises KeyError, TypeError or ValueError for anything else."""
-        data = {"connector": DEFAULT_CONNECTOR, **data}  # a run from before one could be chosen
+        # A run from before these could be chosen.
+        data = {"connector": DEFAULT_CONNECTOR, "vllm_python": None, "model": None, **data}
         kinds = {"name": str, "target": str, "seed": int, "policies": list, "sources": dict, "provenance": bool}
         kinds |= {"connector": str}
         for name, kind in kinds.items():
             if type(data[name]) is not kind:
                 raise TypeError(f"{name} is no {kind.__name__}")
+        if not all(isinstance(data[name], str | None) for name in ("vllm_python", "model")):
+            raise TypeError("vllm_python or model is no path")
         if not all(isinstance(source, str) for source in data["sources"].values()):
             raise TypeError("sources holds something that is no path")
         return cls(**{**data, "policies": tuple(Policy(policy) for policy in data["policies"])})

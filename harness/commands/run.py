@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from harness.runner import run_cells
 from harness.shards import Shard, with_repeats
 from harness.targets import TARGETS, takes_connector
 from harness.targets.processes import PairTarget
+from harness.targets.vllm import settings as vllm_settings
+from harness.targets.vllm.target import VLLMTarget
 from reports.text import counted
 from scenarios.loader import load_scenarios
 from scenarios.schema import Scenario
@@ -60,6 +63,16 @@ from scenarios.words import Policy
     show_default=True,
     help="Check every attention read against a shadow of who wrote what. Without it `read` is judged by bytes alone.",
 )
+@click.option(
+    "--vllm-python",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Target vllm: the interpreter that has vLLM. Default: .venv-vllm/bin/python, which `make vllm-env` makes.",
+)
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Target vllm: the folder of a model, instead of the small one that is made on the spot.",
+)
 @json_output
 def run(
     paths: tuple[Path, ...],
@@ -72,6 +85,8 @@ def run(
     shard: str | None,
     repeat: int,
     provenance: bool,
+    vllm_python: Path | None,
+    model: Path | None,
     as_json: bool,
 ) -> int:
     """Run the scenarios in PATHS (files or folders) and judge every request against the truth.
@@ -81,6 +96,9 @@ def run(
     """
     if connector != DEFAULT_CONNECTOR and not takes_connector(TARGETS[target]):
         raise PlanError(f"target {target} has its own way to move KV: leave out --connector {connector}")
+    if target != "vllm" and (vllm_python is not None or model is not None):
+        raise PlanError(f"--vllm-python and --model are of target vllm: leave them out with --target {target}")
+    vllm_settings.say(vllm_python, model)
     scenarios = load_scenarios(paths)
     wanted = tuple(Policy(policy) for policy in policies) or tuple(Policy)
     part = Shard.parse(shard) if shard is not None else None
@@ -92,9 +110,11 @@ def run(
     if not cells:
         raise PlanError(f"--shard {shard} holds none of the {len(planned)} cells: use fewer shards")
     runs_on = TARGETS[target]
-    if isinstance(runs_on, PairTarget):
+    if isinstance(runs_on, PairTarget | VLLMTarget):
         runs_on.check()
     options = Options(_name(paths), target, seed, wanted, _sources(paths, scenarios), provenance, connector)
+    if vllm_python is not None or model is not None:
+        options = replace(options, vllm_python=_text(vllm_python), model=_text(model))
     run_dir = create(
         runs_dir, options, [cell.id for cell in planned], shard, ["kvchaos", *sys.argv[1:]], datetime.now(UTC)
     )
@@ -106,6 +126,10 @@ def run(
         with printing():
             click.echo(f"{counted(len(finished), 'cell')} in {took:.1f} s ({len(finished) / took:.0f} a second)")
     return finish(run_dir, runs_dir, options, as_json=as_json)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _name(paths: tuple[Path, ...]) -> str:

@@ -39,7 +39,7 @@ def describe_bits(cmp: Comparison, rows: list[list[int]], before: Bytes, after: 
     named = [f"bit {bit} of byte {at} of {_row(cmp, row)}" for row, at, bit in flips[:MOST_NAMED]]
     if total > MOST_NAMED:
         named.append(f"{total - MOST_NAMED} more")
-    meanings = {_meaning(at, bit) for _, at, bit in flips} if cmp.half % 2 == 0 else set()
+    meanings = {_meaning(at, bit) for _, at, bit in flips} if cmp.holds_16_bits else set()
     note = f" ({'each ' if total > 1 else ''}{meanings.pop()})" if len(meanings) == 1 else ""
     return f"{count(total, 'bit')} {'is' if total == 1 else 'are'} flipped: {joined(named)}{note}"
 
@@ -63,7 +63,7 @@ def _meaning(byte: int, bit: int) -> str:
 
 def same_bit(cmp: Comparison) -> list[Finding]:
     """One bit of every 16-bit element of some rows is flipped, or stuck at 0 or 1."""
-    if cmp.half % 2:
+    if not cmp.holds_16_bits:
         return []
     sample = sample_of(cmp.wrong, _SAMPLE)
     before, after = _elements(cmp.producer_rows(sample)), _elements(cmp.consumer_rows(sample))

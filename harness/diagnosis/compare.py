@@ -61,6 +61,11 @@ class Comparison:
         """Bytes a row."""
         return int(self.consumer.kv.shape[3]) // 2
 
+    @property
+    def holds_16_bits(self) -> bool:
+        """Whether rows are whole numbers of 16 bits."""
+        return self.consumer.element_bytes == 2 and self.half % 2 == 0
+
     @cached_property
     def total(self) -> int:
         """Differing bytes."""

@@ -21,6 +21,7 @@ class KVBlocks:
         first_token: position in the request of the first of these tokens.
         layer_numbers: what the layers are called, one a layer; None: from 0.
         first_head: what the first head is called.
+        element_bytes: of a number; what is said of bits and of values is known for 2 (bf16, fp16) only.
 
     Raises:
         ValueError: kv is not such an array, or a number is out of range.
@@ -31,6 +32,7 @@ class KVBlocks:
     first_token: int = 0
     layer_numbers: tuple[int, ...] | None = None
     first_head: int = 0
+    element_bytes: int = 2
 
     def __post_init__(self) -> None:
         kv = self.kv

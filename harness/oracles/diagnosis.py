@@ -5,6 +5,9 @@ A history holds digests only, so this cannot be done later from a stored one.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.cache import KVMemory
 from engine.checksum.records import GroupBlocks
 from engine.seams import BlocksAllocated, FirstUse, KVFinal, LoadFinished, Seams, Stage
@@ -92,11 +95,16 @@ class DiagnosisOracle:
 
 def _all_slots(blocks: GroupBlocks, memory: KVMemory) -> KVBlocks:
     """Whole blocks, slots behind the last token included: a copy of a block takes those along."""
-    return KVBlocks(memory.slots(blocks.block_ids), blocks.block_size, blocks.start * blocks.block_size)
+    return _kv(memory.slots(blocks.block_ids), blocks, memory)
 
 
 def _tokens(blocks: GroupBlocks, memory: KVMemory, leave_out: int) -> KVBlocks | None:
     """The tokens that count, less the last `leave_out`; None if there are none."""
     kv = memory.tokens(blocks)
     count = kv.shape[2] - leave_out
-    return KVBlocks(kv[:, :, :count], blocks.block_size, blocks.start * blocks.block_size) if count > 0 else None
+    return _kv(kv[:, :, :count], blocks, memory) if count > 0 else None
+
+
+def _kv(kv: npt.NDArray[np.uint8], blocks: GroupBlocks, memory: KVMemory) -> KVBlocks:
+    element_bytes = getattr(memory.spec, "element_bytes", 2)  # kvchaos' own engines have bf16 and fp16
+    return KVBlocks(kv, blocks.block_size, blocks.start * blocks.block_size, element_bytes=element_bytes)

@@ -8,11 +8,12 @@ from engine.extensions import Registry, lacks
 from harness.targets.base import Target
 from harness.targets.processes import DOCKER, LOCAL
 from harness.targets.sim import SimTarget
+from harness.targets.vllm.target import VLLM
 
 GROUP = "kvchaos.targets"
 API_VERSION = 1
 
-_OWN: dict[str, Target] = {target.name: target for target in (SimTarget(), LOCAL, DOCKER)}
+_OWN: dict[str, Target] = {target.name: target for target in (SimTarget(), LOCAL, DOCKER, VLLM)}
 
 
 def _check(extension: Any) -> str | None:

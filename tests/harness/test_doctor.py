@@ -47,6 +47,7 @@ def test_this_machine_can_run_kvchaos() -> None:
         "cuda",
         "compiled",
         "nixl",
+        "vllm",
         "docker",
         "links",
         "chromium",

@@ -198,3 +198,17 @@ def test_a_scenario_of_which_no_file_is_known_is_looked_for_in_all() -> None:
 def test_a_file_whose_path_looks_like_an_option_is_no_option() -> None:
     options = Options("x", "sim", 0, (Policy.OFF,), {"a": "-d/a.yaml"})
     assert shlex.split(options.rerun("a", Policy.OFF))[2] == "./-d/a.yaml"
+
+
+def test_a_rerun_on_vllm_names_its_environment_and_model_and_both_are_kept(tmp_path: Path) -> None:
+    options = replace(OPTIONS, target="vllm", vllm_python="v env/bin/python", model="m")
+    command = shlex.split(options.rerun("b", Policy.OFF))
+    assert command[-4:] == ["--vllm-python", "v env/bin/python", "--model", "m"]
+    assert read_options(new_run(tmp_path, options)) == options
+
+
+def test_a_run_from_before_there_was_a_vllm_can_be_read() -> None:
+    plain = {key: value for key, value in OPTIONS.to_plain().items() if key not in ("vllm_python", "model")}
+    assert Options.from_plain(plain) == OPTIONS
+    with pytest.raises(TypeError, match="is no path"):
+        Options.from_plain({**plain, "model": 7})

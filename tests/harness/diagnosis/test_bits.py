@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.diagnosis import KVBlocks, diagnose
+
 PLACE = re.compile(r"bit (\d) of byte (\d+) of ([KV]) of token (\d+) \(layer (\d+), head (\d+)\)")
 
 
@@ -54,6 +56,18 @@ def test_bits_of_one_meaning_say_each(random_kv, best):
     assert kind == "bits"
     assert text.startswith("9 bits are flipped: bit 7 of byte 5 of K of token 10 (layer 0, head 1), ")
     assert text.endswith(" and 5 more (each the sign of a 16-bit float).")
+
+
+def test_of_elements_of_other_sizes_no_meaning_is_told(random_kv) -> None:
+    p = random_kv()
+    d = p.copy()
+    d[1, 0, 20, 3] ^= 1 << 2
+    found = diagnose(KVBlocks(p, 16, element_bytes=4), KVBlocks(d, 16, element_bytes=4), {})
+    assert found.texts[0].endswith("bit 2 of byte 3 of K of token 20 (layer 1, head 0).")
+    d = p.copy()
+    d[..., 1::2] ^= 0x80
+    found = diagnose(KVBlocks(p, 16, element_bytes=4), KVBlocks(d, 16, element_bytes=4), {})
+    assert not any("16-bit" in text for text in found.texts)
 
 
 def test_other_bytes_are_no_flipped_bits(random_kv, run):
