@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import logging
 import os
 import sys
@@ -38,6 +39,8 @@ __all__ = ["PROXY", "TOKEN_VARIABLE", "ServeOptions", "control_token", "serve_en
 logger = logging.getLogger(__name__)
 PROXY = "proxy"
 _PEER_TIMEOUT_S = 2.0
+_DESCRIPTION_S = 5.0
+_MAX_DESCRIPTION_BYTES = 4 * 2**20
 _REPLACE_S = 5.0
 _POLL_S = 0.01
 _EXIT_INTERRUPTED = 130
@@ -213,16 +216,31 @@ def peer_fetcher(peers: Mapping[str, str]) -> Callable[[str], Mapping[str, Any]]
         if url is None:
             raise PeerError(f"engine {engine_id!r} is no peer of this engine: start it with --peer {engine_id}=URL")
         try:
-            answer = httpx.get(f"{url.rstrip('/')}{DESCRIBE_PATH}", timeout=_PEER_TIMEOUT_S, trust_env=False)
-            answer.raise_for_status()
-            found = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
+            found = json.loads(_read_at_most(f"{url.rstrip('/')}{DESCRIBE_PATH}"))
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             raise PeerError(f"engine {engine_id} at {url} cannot be asked ({type(error).__name__})") from None
         if not isinstance(found, dict) or found.get("engine_id") != engine_id:
             raise PeerError(f"{url} is not engine {engine_id}")
         return found
 
     return fetch
+
+
+def _read_at_most(url: str) -> bytes:
+    """What a server answers, as long as it is of the size of a description and comes in time.
+
+    Raises:
+        httpx.HTTPError: it does not answer, or with another status than 200.
+        ValueError: it answers more than that, or drop by drop.
+    """
+    deadline, body = time.monotonic() + _DESCRIPTION_S, bytearray()
+    with httpx.stream("GET", url, timeout=_PEER_TIMEOUT_S, trust_env=False) as answer:
+        answer.raise_for_status()
+        for part in answer.iter_bytes(2**16):
+            body += part
+            if len(body) > _MAX_DESCRIPTION_BYTES or time.monotonic() > deadline:
+                raise ValueError("too much, or too slowly")
+    return bytes(body)
 
 
 def _run_and_leave(serve: Callable[[], None]) -> NoReturn:

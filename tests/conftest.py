@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,11 @@ from hypothesis import HealthCheck, settings
 # Before anything imports torch: tests run in several processes, and more threads only make them wait for each other.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# A shell ignores Ctrl-C for what it leaves in the background, and nohup a closed terminal. Tests send both.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # Scenarios below tests/ are what tests are about, and not tests themselves.
 collect_ignore_glob = ["*.yaml", "*.yml"]

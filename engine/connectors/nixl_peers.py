@@ -57,7 +57,11 @@ class NixlAgent:
     def meet(self, metadata: bytes) -> str:
         """Take in a peer's metadata. Returns its agent's name."""
         found = self.api.add_remote_agent(metadata)
-        name = found.decode() if isinstance(found, bytes) else str(found)
+        try:
+            name = found.decode() if isinstance(found, bytes) else str(found)
+        except UnicodeDecodeError:
+            self.api.remove_remote_agent(found)
+            raise
         self._met.add(name)
         return name
 
@@ -161,6 +165,6 @@ class Peers:
             raise PeerError(f"engine {engine_id!r} keeps other KV than this engine: {difference}")
         try:
             agent = self._agent.meet(metadata)
-        except Exception as error:  # noqa: BLE001 - whatever a peer sends must not end this engine
+        except Exception as error:  # noqa: BLE001 - NIXL raises many kinds, and each means that it is no peer
             raise PeerError(f"engine {engine_id!r} cannot be met ({type(error).__name__}: {error})") from None
         return replace(peer, agent=agent)

@@ -58,7 +58,10 @@ def unpack(data: bytes, memory_of: Callable[[str], Any]) -> Any:
     """
     try:
         return _from_plain(msgpack.unpackb(data, strict_map_key=False), memory_of)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, msgpack.UnpackException) as error:
+    except (
+        *(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, SyntaxError),
+        msgpack.UnpackException,
+    ) as error:
         raise WireError(f"not a message of this protocol ({type(error).__name__}: {error})") from None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,15 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[str]]:
     def set_answer(answer: httpx.Response | Exception) -> list[str]:
         asked: list[str] = []
 
-        def get(url: str, **options: Any) -> httpx.Response:
+        @contextmanager
+        def stream(method: str, url: str, **options: Any) -> Iterator[httpx.Response]:
             asked.append(url)
             if isinstance(answer, Exception):
                 raise answer
-            answer.request = httpx.Request("GET", url)
-            return answer
+            answer.request = httpx.Request(method, url)
+            yield answer
 
-        monkeypatch.setattr(httpx, "get", get)
+        monkeypatch.setattr(httpx, "stream", stream)
         return asked
 
     return set_answer
@@ -68,11 +70,25 @@ def test_others_are_never_asked(answers: Callable[[Any], list[str]], name: str) 
         httpx.Response(200, json=[]),
         httpx.Response(200, json={}),
         httpx.Response(200, json={"engine_id": "Q"}),
+        httpx.Response(200, content=b"[" * 100_000),
+        httpx.Response(200, content=b" " * (serve._MAX_DESCRIPTION_BYTES + 1) + b'{"engine_id": "P"}'),
     ],
 )
 def test_what_is_no_answer_of_that_peer(answers: Callable[[Any], list[str]], answer: Any) -> None:
     answers(answer)
     with pytest.raises(PeerError):
+        peer_fetcher(PEERS)("P")
+
+
+def test_an_answer_that_comes_drop_by_drop(
+    answers: Callable[[Any], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part in time, and all of them never."""
+    seconds = iter(range(0, 10**6, 2))
+    monkeypatch.setattr(serve.time, "monotonic", lambda: next(seconds))
+    drops = (b" " * 2**16 for _ in range(4))
+    answers(httpx.Response(200, content=drops))
+    with pytest.raises(PeerError, match="cannot be asked"):
         peer_fetcher(PEERS)("P")
 
 

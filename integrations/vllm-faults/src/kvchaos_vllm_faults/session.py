@@ -74,6 +74,7 @@ class Session:
         """Forget all faults and requests. Returns kind, request and number of pieces of evidence of each fault."""
         done = [(fault.kind, fault.order.request, fault.num_evidence) for fault in self._faults]
         self._faults, self._final, self.finishing, self.loads = [], {}, [], {}
+        self.evidence.clear()  # in place: faults add to it
         return done
 
     def take_evidence(self) -> list[Evidence]:

@@ -21,6 +21,9 @@ class CudaHostCopy:
         host: dict[int, torch.Tensor] = {}
         with torch.cuda.stream(self._stream):
             for group_id, tensor in values.items():
+                if not tensor.is_cuda:  # of a pipeline stage that has no layer of the group
+                    host[group_id] = tensor
+                    continue
                 pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 host[group_id] = pinned.copy_(tensor, non_blocking=True)
                 tensor.record_stream(self._stream)

@@ -9,10 +9,15 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats, NixlPromMetrics
 
-from kvchaos_vllm.verdict import VerdictStatus
+from kvchaos_vllm.verdict import NotCheckedReason, UnverifiedReason, VerdictStatus
 
 KEY = "kv_checksum_loads"
 NAME = "vllm:kv_checksum_loads"
+LABELS = [
+    *((str(status), "") for status in (VerdictStatus.VERIFIED, VerdictStatus.MISMATCH)),
+    *((str(VerdictStatus.UNVERIFIED), str(reason)) for reason in UnverifiedReason),
+    *((str(VerdictStatus.NOT_CHECKED), str(reason)) for reason in NotCheckedReason),
+]
 
 
 class ChecksumStats(NixlKVConnectorStats):
@@ -71,6 +76,10 @@ class ChecksumPromMetrics(NixlPromMetrics):
             documentation="Number of KV loads by the verdict of their checksums, and its reason (empty: none).",
             labelnames=[*labelnames, "verdict", "reason"],
         )
+        # All of them from the start: what begins at 1 has not increased, and nobody would be told of the first.
+        for values in per_engine_labelvalues.values():
+            for verdict, reason in LABELS:
+                self._loads.labels(*values, verdict, reason)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what an engine reports."""
