@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checksum.policy import ChecksumSettings
+from engine.errors import KVChaosError
 from engine.tokenizer import BOS
 from harness.overhead.design import arms
 from harness.overhead.rows import ARM_ON, Row, RowsFile
@@ -114,15 +115,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path)
     options = parser.parse_args(arguments)
     say(options.vllm_python, options.model)
+    try:
+        found = _study(options)
+    except KVChaosError as error:
+        print(f"kvchaos: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.stdout.write(told(found) + "\n")
+
+
+def _study(options: argparse.Namespace) -> Estimate:
     settings = Settings.of_environment()
     check(settings)
     with RowsFile(options.rows) as rows:
         pair = VLLMPair(settings)
         try:
-            found = CostStudy(pair, rows, options.prompt_tokens, options.seed).run(options.blocks)
+            return CostStudy(pair, rows, options.prompt_tokens, options.seed).run(options.blocks)
         finally:
             pair.stop()
-    sys.stdout.write(told(found) + "\n")
 
 
 if __name__ == "__main__":
