@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,9 +14,9 @@ from pathlib import Path
 from harness.control import TOKEN_VARIABLE
 from harness.targets.pairs.pair import PATIENT_MS, Endpoint, Pair, PairError
 from harness.targets.pairs.signals import SignalledProcesses
+from harness.targets.ports import HOST, free_ports
 from harness.targets.workload import CONSUMER, PRODUCER, PROXY
 
-_HOST = "127.0.0.1"
 _STOP_S = 10.0
 
 
@@ -38,8 +37,8 @@ class LocalPair(Pair):
     def __init__(self, load_timeout_ms: int = PATIENT_MS) -> None:
         self._token = secrets.token_hex(16)
         self._logs = tempfile.TemporaryDirectory(prefix="kvchaos-local-")
-        ports = _free_ports(6)
-        producer, consumer = f"http://{_HOST}:{ports[0]}", f"http://{_HOST}:{ports[1]}"
+        ports = free_ports(6)
+        producer, consumer = f"http://{HOST}:{ports[0]}", f"http://{HOST}:{ports[1]}"
         commands = {
             PRODUCER: ["engine", "--role", PRODUCER],
             CONSUMER: [
@@ -119,7 +118,7 @@ class LocalPair(Pair):
             "UCX_TLS": os.environ.get("UCX_TLS", "tcp,self"),
             "UCX_NET_DEVICES": os.environ.get("UCX_NET_DEVICES", "lo"),
         }
-        arguments = ["serve", *command, "--port", str(port), "--control", f"{_HOST}:{control_port}"]
+        arguments = ["serve", *command, "--port", str(port), "--control", f"{HOST}:{control_port}"]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "harness.cli", *arguments],
@@ -128,18 +127,7 @@ class LocalPair(Pair):
                 stdin=subprocess.DEVNULL,
                 env=env,
             )
-        return _Server(name, command, process, Endpoint(f"http://{_HOST}:{port}", (_HOST, control_port)), log)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((_HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+        return _Server(name, command, process, Endpoint(f"http://{HOST}:{port}", (HOST, control_port)), log)
 
 
 def _last_line(log: Path) -> str:

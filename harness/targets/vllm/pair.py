@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import secrets
-import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.checksum.policy import ChecksumSettings, resolve
+from harness.targets.ports import free_ports
 from harness.targets.vllm.process import TOKEN_VARIABLE, OnEvent, OnWait, RoleGoneError, RoleProcess
 from harness.targets.vllm.settings import Settings
 from harness.targets.workload import CONSUMER, PRODUCER
 
 BLOCK_SIZE = 32
 """The smallest that vLLM takes on a CPU."""
-_HOST = "127.0.0.1"
 _MODULE = "kvchaos_vllm_faults.engine"
 _START_S = 300.0
-_PORTS = range(20_000, 30_000)  # below what systems hand out to connections
 _SETTLE_ROUNDS = 20
 _MEETINGS = 6
 
@@ -41,7 +38,7 @@ class VLLMPair:
         self._logs = tempfile.TemporaryDirectory(prefix="kvchaos-vllm-")
         self._roles: dict[str, RoleProcess] = {}
         try:
-            for role, port in zip((PRODUCER, CONSUMER), _free_ports(2), strict=True):
+            for role, port in zip((PRODUCER, CONSUMER), free_ports(2), strict=True):
                 command = [str(settings.python), "-m", _MODULE, "--role", role, "--port", str(port)]
                 command += ["--block-size", str(BLOCK_SIZE)]
                 command += [] if settings.model is None else ["--model", str(settings.model)]
@@ -144,14 +141,3 @@ class VLLMPair:
         # One thread, loopback only: what is measured here is right or wrong, not fast.
         defaults = {"OMP_NUM_THREADS": "1", "UCX_TLS": "tcp,self,sm", "UCX_NET_DEVICES": "lo"}
         return defaults | dict(os.environ) | {TOKEN_VARIABLE: self._token}
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens to, and that no connection gets by itself: with one that is taken no engine starts."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with contextlib.suppress(OSError), socket.create_server((_HOST, port)):
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise OSError(f"no free ports between {_PORTS.start} and {_PORTS.stop - 1}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from engine.checksum.verdict import NO_LOAD, NotCheckedReason, Verdict, not_checked
@@ -32,16 +32,6 @@ _REUSE = "early_reuse"
 _REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-@dataclass(slots=True, eq=False)
-class _Proof:
-    """How many pieces of evidence there are of each fault and request."""
-
-    counts: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def add(self, kind: str, request: str) -> None:
-        self.counts[kind, request] = self.counts.get((kind, request), 0) + 1
-
-
 class VLLMRun:
     """One run of one cell, whose scenario is in the engines' sizes."""
 
@@ -53,7 +43,7 @@ class VLLMRun:
         self._prompts = make_prompts(cell.scenario, cell.data_seed)
         self._seams = GuardedSeams()
         self._moments = Moments(self._seams)
-        self._proof = _Proof()
+        self._proofs: Counter[tuple[str, str]] = Counter()  # pieces of evidence of each fault and request
         self._params: dict[str, Mapping[str, Any]] = {}
         self._competitors = cell.scenario.workload.competitors
 
@@ -79,7 +69,7 @@ class VLLMRun:
         quiet = self._pair.settle()
         for params in self._cell.scenario.faults:
             name = request_id(params.when.load)
-            count = self._proof.counts.get((params.kind, name), 0)
+            count = self._proofs[params.kind, name]
             self._history.add("fault.done", fault=params.kind, request=name, evidence=count)
         bookkeeping.finish()
         self._history.add("end", t=self._moments.now, finished=answered and quiet, held=[])
@@ -188,7 +178,7 @@ class VLLMRun:
         if message["event"] != "evidence":
             self._moments.tell(message)
             return
-        self._proof.add(str(message["fault"]), str(message["request"]))
+        self._proofs[str(message["fault"]), str(message["request"])] += 1
         told = {key: message[key] for key in ("fault", "request", "what", "before", "after")}
         self._history.add("evidence", t=self._moments.now, seam=message["moment"], **told)
 
